@@ -1,15 +1,15 @@
-//! What clients do, for whoever looks at the running service. The thread that has a session counts in plain words; every
-//! millisecond, and before it sleeps, it publishes them. Nothing of it is on a launch's way but an addition.
+//! Per-client activity counters, for monitoring. The thread that serves a session increments plain integers and
+//! publishes them every millisecond and before it sleeps, so that they cost a launch only an addition.
 
 mod session;
 
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-/// What is charged at most for the time between two samples: a session may have been on the slow lane meanwhile.
+/// Most time charged between two samples: the session may have been on the slow lane meanwhile.
 const LONGEST: Duration = Duration::from_millis(100);
 
-/// As other threads see it. Written by the thread that has the session only, in cache lines of its own.
+/// The counters as other threads see them. Written only by the thread that serves the session, in separate cache lines.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub struct Published {
@@ -21,41 +21,41 @@ pub struct Published {
     waited_ns: AtomicU64,
 }
 
-/// As the session's thread counts it.
+/// The counters of the thread that serves the session.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Launches of kernels and graphs that the driver took.
+    /// Kernel and graph launches that the driver accepted.
     pub launches: u64,
-    /// Copies and memsets that it took.
+    /// Copies and memsets that the driver accepted.
     pub copies: u64,
     held: Duration,
     waited: Duration,
-    /// The last sample; `None`: the session had nothing to do, and its thread slept.
+    /// The latest sample; `None` if the session was idle and its thread slept.
     last: Option<Sample>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: Instant,
-    /// Work was on the device.
+    /// Whether work was in flight.
     busy: bool,
-    /// A message waited for dispatch.
+    /// Whether a message was waiting for dispatch.
     waits: bool,
 }
 
 impl Sample {
-    /// Of the time up to the next sample, how long it was so, as far as two samples can tell.
+    /// Estimates for how much of the time between two samples a condition held, from its value in both.
     fn charge(between: Duration, before: bool, after: bool) -> Duration {
         between * (u32::from(before) + u32::from(after)) / 2
     }
 }
 
-/// How long a session has been quiet.
+/// How long a session has been idle.
 #[derive(Debug, Default)]
 pub struct Quiet {
-    /// Messages dispatched when they were last counted.
+    /// Number of messages dispatched at the latest count.
     pub dispatched: u64,
-    /// Counts without a new message since.
+    /// Number of counts since the last new message.
     pub counts: u32,
 }
 

@@ -1,7 +1,7 @@
-//! Arrays and texture objects of a session, and their end.
+//! Arrays and texture objects of a session, and their destruction.
 //!
-//! The driver's array is destroyed when all is quiet, as modules are unloaded: a kernel of the client that died may
-//! still look at it, and destroying waits for work in flight, everyone's.
+//! The driver's array is destroyed at a quiescent point, as modules are unloaded: a kernel of the ended client may
+//! still access it, and its destruction waits for the work in flight of all clients.
 
 use crate::engine::base::account::Charge;
 use crate::engine::base::ordinal::Ordinal;
@@ -16,11 +16,11 @@ pub struct Array {
     pub raw: RawArray,
     /// Server's ordinal.
     pub device: Ordinal,
-    /// Handle of the array it is a part of, and dies with; 0: it stands for itself.
+    /// Handle of the array that it is a part of and is destroyed with; 0 if it is a whole array.
     pub parent: u64,
-    /// About the memory it takes, until the driver has it back; `None` for a part.
+    /// Charge for its memory until the driver has freed it; `None` for a part.
     pub charge: Option<Charge>,
-    /// A texture or surface reference names it, or did: it stays until the session's end.
+    /// Whether a texture or surface reference has ever been bound to it: it then lives until the session's end.
     pub bound: bool,
 }
 
@@ -31,13 +31,13 @@ pub struct Reference {
     pub raw: RawReference,
     /// Server's ordinal.
     pub device: Ordinal,
-    /// Handle of the module it is in, and dies with; 0: the session's own.
+    /// Handle of the module that contains it and with which it is destroyed; 0 if the session created it.
     pub image: u64,
-    /// Handle of the array it was given last.
+    /// Handle of the array last bound to it.
     pub array: u64,
 }
 
-/// Which kind of reference.
+/// The driver's reference, by kind.
 #[derive(Debug, Clone, Copy)]
 pub enum RawReference {
     /// `cuTexRefCreate`, `cuModuleGetTexRef`.
@@ -47,7 +47,7 @@ pub enum RawReference {
 }
 
 impl Reference {
-    /// Destroys the driver's reference, unless it is a module's.
+    /// Destroys the driver's reference, unless it belongs to a module.
     pub fn end(self, gpu: &Gpu) {
         let RawReference::Texture(reference) = self.raw else {
             return;
@@ -59,7 +59,7 @@ impl Reference {
     }
 }
 
-/// Which kind of array.
+/// The driver's array, by kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RawArray {
     /// `cuArrayCreate`, a level or a plane.
@@ -81,7 +81,7 @@ pub enum Object {
 pub type TextureObjects = HashMap<Object, Ordinal>;
 
 impl Array {
-    /// Destroys the driver's array; a part goes with what it is a part of.
+    /// Destroys the driver's array. A part is destroyed with the whole.
     pub fn end(self, gpu: &Gpu) {
         if self.parent != 0 {
             return;

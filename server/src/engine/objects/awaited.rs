@@ -1,8 +1,9 @@
-//! Words that graphs wait for on the GPU, and their release when nobody is left to write them.
+//! Memory words for which graphs wait on the GPU, and the release of these waits after the session has ended.
 //!
-//! A stream's own waits never get to the GPU ([`crate::engine::objects::held`]); those in graphs do. When their client ends, whoever was to
-//! write the words may be gone, and the graph, with all that it is in the way of, would wait for ever. So what each such
-//! wait asks for is noted when its node is made, and written on the session's behalf when it is over.
+//! A stream's own waits never reach the GPU ([`crate::engine::objects::held`]), but those in graphs do. When a client
+//! ends, the process that was to write the words may be gone too, and the graph, with everything that it blocks, would
+//! wait forever. The value that ends each such wait is therefore recorded when its node is created, and the server
+//! writes it after the session has ended.
 
 pub mod release;
 
@@ -12,16 +13,17 @@ use mpsshim_api::cuda::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-/// How long an ended session's work may take by itself before words are written for it.
+/// How long an ended session's work may continue before the server writes words for it.
 const BEFORE: Duration = Duration::from_millis(100);
-/// Pause between two rounds of writing: several values of one word are written in turn, and the GPU has to see each.
+/// Interval between rounds of writing: several values of one word are written in turn, and the GPU has to see each of
+/// them.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Streams for writing, at a time: one may share its hardware queue with a stream that waits.
+/// Most streams for writing: a single one might share its hardware queue with a stream that waits.
 const STREAMS: usize = 4;
-/// Their priority, the greatest, for a queue that few others share.
+/// Highest priority, so that few other streams share their hardware queue.
 const PRIORITY: i32 = -16;
 
-/// A word.
+/// A memory word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     address: u64,
@@ -30,15 +32,15 @@ struct Place {
     device: Ordinal,
 }
 
-/// What the graphs of a session may wait for.
+/// The words for which graphs of a session may wait.
 #[derive(Debug, Default)]
 pub struct Awaited {
-    /// Values that end a wait for each word.
+    /// For each word, the values that end a wait.
     words: BTreeMap<Place, BTreeSet<u64>>,
     count: usize,
 }
 
-/// The value that ends a wait; `None`: nothing does.
+/// Returns a value that ends the wait; `None` if no value does.
 fn ends(wide: bool, flags: u32, value: u64) -> Option<u64> {
     let ones = if wide { u64::MAX } else { u32::MAX.into() };
     let value = value & ones;
@@ -50,10 +52,11 @@ fn ends(wide: bool, flags: u32, value: u64) -> Option<u64> {
 }
 
 impl Awaited {
-    /// Notes an operation that becomes part of a graph; of one that does not wait nothing.
+    /// Records an operation that becomes part of a graph, if it is a wait.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for a wait that nothing ends, `CUDA_ERROR_OUT_OF_MEMORY` when there are too many.
+    /// `CUDA_ERROR_INVALID_VALUE` for a wait that no value ends, `CUDA_ERROR_OUT_OF_MEMORY` if the session has too many
+    /// waits.
     pub fn note(
         &mut self,
         device: Ordinal,

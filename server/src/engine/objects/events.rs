@@ -15,22 +15,22 @@ pub struct Event {
     pub device: Ordinal,
     /// `CU_EVENT_*` as the client gave them.
     pub flags: u32,
-    /// Recorded at least once, by this session.
+    /// Whether this session has recorded it at least once.
     pub recorded: bool,
-    /// When it was recorded, as another server may need it.
+    /// Its recording time, saved for the next server.
     pub time: Time,
-    /// Its last record, by this session, is of a stream that captured: whoever waits for it joins the capture.
+    /// Whether its last record by this session was in a capturing stream: a stream that waits for it joins the capture.
     pub captured: bool,
-    /// What other sessions may have of it.
+    /// The state shared with other sessions, if it was exported or imported.
     pub shared: Option<Arc<SharedEvent>>,
 }
 
 impl Event {
-    /// Whether it may be recorded in a stream that captures, or does not.
+    /// Checks whether it may be recorded; `captured`: in a stream that is capturing.
     ///
     /// # Errors
-    /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` for an event that other sessions have, in a capture: their streams would join
-    /// it.
+    /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED` for a shared event in a capture: streams of other sessions would join
+    /// the capture.
     pub fn may_be_recorded(&self, captured: bool) -> Result<(), CUresult> {
         if captured && self.shared.is_some() {
             return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
@@ -38,7 +38,7 @@ impl Event {
         Ok(())
     }
 
-    /// It was recorded.
+    /// Notes that it was recorded.
     pub fn note_recorded(&mut self, captured: bool) {
         (self.recorded, self.captured) = (true, captured);
     }

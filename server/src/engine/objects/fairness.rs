@@ -1,48 +1,49 @@
-//! Who goes first: client priorities, and weights when there is not dispatch enough for all.
+//! Client priorities, and weights for when dispatch capacity is scarce.
 //!
-//! **Priority.** As long as all clients have the normal one, streams have the priorities that the clients give them. From
-//! the first client below normal on, a normal client's streams are one step above what it gave them and those of a client
-//! below normal all at the least: the GPU then begins a normal client's blocks first. A dispatch thread visits clients below
-//! normal when no other had anything to do, and every [`LOW_TURN`]th round.
+//! **Priority.** While all clients have normal priority, streams have the priorities that the clients set. Once there
+//! has been a client below normal, streams of normal clients are raised by one level and streams of clients below
+//! normal all get the lowest one, so that the GPU starts blocks of normal clients first. A dispatch thread visits
+//! clients below normal when no other client had messages, and in every [`LOW_TURN`]th round.
 //!
-//! **Weights.** Each client has a clock that goes on by what was dispatched for it over its weight. While weights differ, a
-//! client whose clock is ahead of the last one's who has work waits (virtual time, as in weighted fair queueing). A client
-//! that waits for the GPU, or has nothing to do, holds nobody up.
+//! **Weights.** Each client has a clock that advances by the number of messages dispatched for it divided by its
+//! weight. While weights differ, a client is not visited while its clock is more than [`SLACK`] ahead of the slowest
+//! clock among the clients with work (virtual time, as in weighted fair queueing). A client that waits for the GPU or
+//! is idle does not delay others.
 
 mod session;
 
 use mpsshim_model::limits::DEFAULT_WEIGHT;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Every so many rounds clients below normal priority have a turn, whatever the others do.
+/// Number of rounds after which clients below normal priority are visited regardless of the others.
 pub const LOW_TURN: u32 = 16;
-/// Least and greatest priority of a stream (`cuCtxGetStreamPriorityRange` of the devices that there are).
+/// Lowest and highest stream priority (`cuCtxGetStreamPriorityRange` on the supported devices).
 const LEAST: i32 = 0;
 pub const GREATEST: i32 = -5;
-/// What one message adds to the clock of a client of weight 1.
+/// Advance of the clock per message for a client of weight 1.
 const TICK: u64 = 10_000;
-/// How far a clock may be ahead: what a client of the usual weight is given in one visit.
+/// How far a clock may be ahead: the advance of a client of default weight in one visit of 64 messages.
 const SLACK: u64 = 64 * TICK / DEFAULT_WEIGHT as u64;
-/// Rounds between two looks at all clocks.
+/// Interval between updates of `floor`, in rounds.
 const LOOK: u32 = 16;
 
-/// What all dispatch threads know.
+/// Scheduling state shared by all dispatch threads.
 #[derive(Debug, Default)]
 pub struct Fairness {
-    /// A client below normal priority is there, or was.
+    /// Whether there has been a client below normal priority.
     classes: AtomicBool,
-    /// Some weight is not the usual one, or was.
+    /// Whether any weight has ever been set.
     weighted: AtomicBool,
-    /// The clock of the last client that has work.
+    /// The slowest clock among the clients with work.
     floor: AtomicU64,
 }
 
-/// A client's part in it.
+/// A client's scheduling state.
 #[derive(Debug)]
 pub struct Standing {
     weight: AtomicU32,
     clock: AtomicU64,
-    /// It had work for dispatch at the last visit.
+    /// Whether messages were dispatched at the last visit.
     has_work: AtomicBool,
 }
 
@@ -62,12 +63,13 @@ impl Standing {
         self.weight.load(Ordering::Relaxed)
     }
 
-    /// Whether it may be visited; if not, it waits for others.
+    /// Whether it may be visited now, or has to wait for others.
     fn may_go(&self, floor: u64) -> bool {
         self.clock.load(Ordering::Relaxed) <= floor.saturating_add(SLACK)
     }
 
-    /// So many messages were dispatched. One that comes back after a while has saved nothing up.
+    /// Advances the clock by this many dispatched messages. A client that was idle continues from `floor`, so that it
+    /// has not accumulated credit.
     fn note(&self, messages: u64, floor: u64) {
         let working = messages > 0;
         if working {
@@ -83,7 +85,7 @@ impl Standing {
     }
 }
 
-/// What a stream's priority is to the driver, of a client of this priority (0 normal, 1 below normal).
+/// Maps the stream priority set by a client of this priority (0 normal, 1 below normal) to the driver's.
 fn in_class(client: u32, priority: i32) -> i32 {
     match client {
         0 => (priority - 1).clamp(GREATEST, LEAST),
@@ -92,26 +94,26 @@ fn in_class(client: u32, priority: i32) -> i32 {
 }
 
 impl Fairness {
-    /// A client of this priority is about to come.
+    /// Records the priority of a client that is about to be added.
     pub fn admit(&self, priority: u32) {
         if priority != 0 {
             self.classes.store(true, Ordering::SeqCst);
         }
     }
 
-    /// Whether clients of two priorities are told apart.
+    /// Whether stream priorities rank clients by their priority.
     #[inline]
     pub fn has_classes(&self) -> bool {
         self.classes.load(Ordering::Relaxed)
     }
 
-    /// Whether weights differ.
+    /// Whether weights have to be considered.
     #[inline]
     pub fn is_weighted(&self) -> bool {
         self.weighted.load(Ordering::Relaxed)
     }
 
-    /// Gives a client its weight.
+    /// Sets a client's weight.
     pub fn set_weight(&self, standing: &Standing, weight: u32) {
         standing.weight.store(weight, Ordering::Relaxed);
         self.weighted.store(true, Ordering::Relaxed);
@@ -129,7 +131,7 @@ mod tests {
         assert!((GREATEST..=LEAST).all(|p| in_class(1, p) == LEAST));
     }
 
-    /// Has clients that always have work be visited in turn, and gives how many messages each got.
+    /// Visits clients that always have work in turn and returns the number of messages dispatched for each.
     fn share(weights: &[u32], visits: usize) -> Vec<u64> {
         let clients: Vec<Standing> = weights.iter().map(|_| Standing::default()).collect();
         let fairness = Fairness::default();

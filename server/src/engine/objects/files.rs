@@ -1,8 +1,8 @@
-//! Memory files of clients that are registered with the driver (`cuMemHostRegister` of a shared mapping).
+//! Clients' memory files registered with the driver (`cuMemHostRegister` of a shared mapping).
 //!
-//! The file is the client's: it can be cut short at any time, and then this process would die of touching the mapping.
-//! So nothing here ever touches it. The driver pins the pages when it registers them and from then on the device
-//! uses those, whatever becomes of the file.
+//! The file belongs to the client, which may truncate it at any time; touching the mapping would then kill this
+//! process. So the server never touches it. The driver pins the pages when it registers them, and the device uses these
+//! pages from then on, regardless of later changes to the file.
 
 use crate::engine::base::account::Charge;
 use crate::engine::base::driver::Driver;
@@ -13,8 +13,8 @@ use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 const PAGE: u64 = 4096;
-/// Where a client's mappings usually lie, and nothing of ours grows: a file is mapped at the client's own address if
-/// that is free here, so that kernels may use the pointer that the program has.
+/// Range in which a client's mappings usually lie and the server makes none itself. A file is mapped at the client's
+/// own address if that is free here, so that kernels can use the program's pointer.
 const CLIENT_MAPPINGS: std::ops::Range<u64> = 0x7000_0000_0000..0x7fe0_0000_0000;
 
 /// A registered mapping of a client's file.
@@ -22,20 +22,20 @@ const CLIENT_MAPPINGS: std::ops::Range<u64> = 0x7000_0000_0000..0x7fe0_0000_0000
 pub struct FileRegistration {
     start: u64,
     len: u64,
-    /// Bytes that are mapped: whole pages of the file, which may be huge.
+    /// Bytes mapped: whole pages of the file, which may be huge pages.
     mapped: u64,
     /// Bytes taken from the host arena, if it lies there.
     room: Option<u64>,
-    /// Devices may write to it, and not only read.
+    /// Whether devices may write to it.
     writable: bool,
-    /// Its pages.
+    /// Charge for its pages.
     _charge: Charge,
-    /// Its mapping.
+    /// Quota for its mapping.
     _place: Ration,
 }
 
 impl FileRegistration {
-    /// First address, which is the device's too.
+    /// Start address, which is also its device address.
     pub fn start(&self) -> u64 {
         self.start
     }
@@ -49,23 +49,23 @@ impl FileRegistration {
     }
 }
 
-/// What the kernel knows of a client's descriptor. Nothing here asks a file system that may be the client's own (FUSE) and
-/// never answer: `fstat` and `fstatfs` would.
+/// Properties of a client's descriptor, as far as the kernel itself knows them. `fstat` and `fstatfs` are not used on
+/// arbitrary files, because they ask the file system, which may be the client's own (FUSE) and never answer.
 #[derive(Debug)]
 pub struct Looked {
-    /// `S_IFREG` or another.
+    /// File type: `S_IFREG` or another.
     pub kind: u32,
     /// Major number of a device file.
     pub device_major: u32,
-    /// It is a file in memory: tmpfs, hugetlbfs, a memfd.
+    /// Whether it is in memory: tmpfs, hugetlbfs or a memfd.
     pub in_memory: bool,
     len: u64,
-    /// Unit in which it is mapped and unmapped.
+    /// Granularity of its mappings, in bytes.
     page: u64,
 }
 
 impl Looked {
-    /// Looks at a descriptor.
+    /// Queries a descriptor.
     pub fn at(fd: &OwnedFd) -> Option<Looked> {
         // SAFETY: all zeroes is a valid value of this plain struct; the call writes into it.
         let found = unsafe {
@@ -78,7 +78,7 @@ impl Looked {
             }
             found
         };
-        // Only files in memory have seals; the kernel answers for the others itself.
+        // Only files in memory have seals; for other files the kernel answers without asking the file system.
         // SAFETY: a plain system call on a descriptor that lives through it.
         let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
         let in_memory = seals >= 0;
@@ -92,7 +92,7 @@ impl Looked {
     }
 }
 
-/// The unit in which a file in memory is mapped. `mmap` rounds lengths up to it; `munmap` refuses others.
+/// Granularity of a memory file's mappings, in bytes. `mmap` rounds lengths up to it; `munmap` requires multiples.
 fn page_of(fd: &OwnedFd) -> Option<u64> {
     let found = fstatfs(fd).ok()?;
     match found.filesystem_type() {
@@ -101,8 +101,8 @@ fn page_of(fd: &OwnedFd) -> Option<u64> {
     }
 }
 
-/// Bytes to map for `len` bytes from `offset` on, if the descriptor is a file in memory that has them. Pages of any other
-/// file system could keep the thread that pins them for ever.
+/// Returns the bytes to map for `len` bytes from `offset` on, if the descriptor is a memory file that contains them.
+/// Pages of another file system could block the pinning thread forever.
 fn mapped_len(fd: &OwnedFd, offset: u64, len: u64) -> Option<u64> {
     let found = Looked::at(fd).filter(|found| found.kind == libc::S_IFREG && found.in_memory)?;
     let mapped = len.checked_next_multiple_of(found.page)?;
@@ -114,7 +114,7 @@ fn mapped_len(fd: &OwnedFd, offset: u64, len: u64) -> Option<u64> {
 
 fn map(at: u64, len: u64, flags: i32, writable: bool, fd: &OwnedFd, offset: u64) -> Option<u64> {
     let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
-    // SAFETY: callers name addresses that are theirs, or ask for what is free only.
+    // SAFETY: callers pass addresses that they own, or request free addresses only.
     let got = unsafe {
         libc::mmap(
             at as *mut libc::c_void,
@@ -129,11 +129,11 @@ fn map(at: u64, len: u64, flags: i32, writable: bool, fd: &OwnedFd, offset: u64)
 }
 
 fn unmap(start: u64, len: u64) {
-    // SAFETY: a mapping that this module made, which nobody can name any more.
+    // SAFETY: a mapping made by this module, to which no references remain.
     unsafe { libc::munmap(start as *mut libc::c_void, len as usize) };
 }
 
-/// Bytes to map for parts of a file that follow one another in memory. Only a file of ordinary pages has several.
+/// Returns the bytes to map for parts of a file that are contiguous in memory. Several parts require ordinary pages.
 fn mapped_lens(fd: &OwnedFd, parts: &[(u64, u64)]) -> Option<u64> {
     if let [(offset, len)] = parts {
         return mapped_len(fd, *offset, *len);
@@ -149,7 +149,7 @@ fn mapped_lens(fd: &OwnedFd, parts: &[(u64, u64)]) -> Option<u64> {
     Some(all)
 }
 
-/// Maps parts of a file one behind the other from `at` on, in the place of what is mapped there.
+/// Maps parts of a file contiguously from `at` on and replaces the mappings there.
 fn map_parts(
     at: u64,
     parts: &[(u64, u64)],
@@ -169,7 +169,7 @@ fn map_parts(
 /// Reserves `[at, at + len)` if nothing is mapped there.
 fn reserve(at: u64, len: u64) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: takes free addresses only.
+    // SAFETY: only free addresses are used.
     let got = unsafe {
         libc::mmap(
             at as *mut libc::c_void,
@@ -188,12 +188,12 @@ fn reserve(at: u64, len: u64) -> bool {
 }
 
 impl HostArena {
-    /// Maps parts (offset, bytes) of a client's file one behind the other and registers all of them as one range, at `wish`
-    /// if those addresses are free. `charge` counts the pages.
+    /// Maps parts (offset, bytes) of a client's file contiguously and registers all of them as one range, at `wish` if
+    /// those addresses are free. `charge` accounts for the pages.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for a file that is none in memory or too short, `CUDA_ERROR_OUT_OF_MEMORY`, or the
-    /// driver's.
+    /// `CUDA_ERROR_INVALID_VALUE` if the file is not in memory or is too short, `CUDA_ERROR_OUT_OF_MEMORY`, or the
+    /// driver's status.
     pub fn register_file(
         &self,
         driver: &Driver,
@@ -257,7 +257,7 @@ impl HostArena {
         let mut device = 0;
         match driver.mem_host_get_device_pointer(&mut device, file.start, 0) {
             Ok(()) if device == file.start => Ok(file),
-            // Copies and kernels would need two addresses; no driver on these processors does this.
+            // Copies and kernels would need different addresses; no driver for these CPUs returns another address.
             other => {
                 self.unregister_file(driver, file);
                 Err(other.err().unwrap_or(CUDA_ERROR_NOT_SUPPORTED))
@@ -265,7 +265,7 @@ impl HostArena {
         }
     }
 
-    /// Undoes a registration; may wait for all work that is queued anywhere.
+    /// Unregisters and unmaps a file (`cuMemHostUnregister`); may wait for all queued work of all clients.
     pub fn unregister_file(&self, driver: &Driver, file: FileRegistration) {
         if let Err(status) = driver.mem_host_unregister(file.start) {
             tracing::debug!("cuMemHostUnregister({:#x}): {status}", file.start);

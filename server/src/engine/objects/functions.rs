@@ -11,29 +11,29 @@ use std::cell::Cell;
 pub struct Function {
     /// The driver's function, loaded in the device's context.
     pub raw: CUfunction,
-    /// The driver's function is the one to use: with the attributes that the session has set, and no others.
+    /// Whether `raw` has exactly the attributes that the session has set, so that it can be launched.
     pub taken: bool,
     /// Its name and device.
     pub key: Key,
     /// Bytes its parameters take when packed.
     pub param_bytes: u32,
-    /// Handle of the module or library it is in, and dies with.
+    /// Handle of the module or library that contains it and with which it is destroyed.
     pub image: u64,
     /// Server's ordinal.
     pub device: Ordinal,
     /// Launching it may print (see [`crate::engine::images::instances::Image::prints`]).
     pub prints: bool,
-    /// Launching it may write variables of its image, which another server has to be told.
+    /// Whether a launch may write variables of its image, whose content must be restored in the next server.
     pub keeps: bool,
-    /// It was, since variables were saved last.
+    /// Whether it was launched since variables were last saved.
     pub launched: Cell<bool>,
-    /// It may be launched in a run with others.
+    /// Whether it may be launched in a batch with others.
     pub in_runs: bool,
-    /// How long it takes.
+    /// How long it takes, as last measured.
     pub length: Length,
-    /// Bytes of local memory that each of its threads takes.
+    /// Bytes of local memory per thread.
     pub local: u32,
-    /// The trace that last had its name, and its number there.
+    /// Number of the latest trace that has its name, and the name's number there.
     pub traced: (u32, u32),
 }
 
@@ -42,10 +42,10 @@ pub struct Function {
 pub struct Global {
     /// Bytes.
     pub len: u64,
-    /// Handle of the module or library it is in, and dies with.
+    /// Handle of the module or library that contains it and with which it is destroyed.
     pub image: u64,
     /// Server's ordinal.
     pub device: Ordinal,
-    /// It was named by its address since variables were saved last.
+    /// Whether it was used by address since variables were last saved.
     pub used: Cell<bool>,
 }

@@ -1,8 +1,9 @@
-//! Graphs, their nodes and their instances, as a session knows them.
+//! Handle tables of a session's graphs, graph nodes and graph instances.
 //!
-//! They live in the driver. A client holds handles that are made here when an object becomes known: a node of a captured
-//! graph, say, when the client asks for the graph's nodes. What the driver frees along with a graph or a node (its
-//! nodes, the graphs inside them) loses its handle here at the same moment, so no freed pointer is ever passed on.
+//! The objects themselves live in the driver. A client's handle is created here when the object becomes known, for
+//! example when the client asks for the nodes of a captured graph. If the driver frees an object together with its
+//! graph or node (the nodes of a graph, the child graphs of a node), its handle is invalidated here at the same time,
+//! so that a freed pointer is never passed to the driver.
 
 use crate::engine::base::account::{Account, Charge, Memory};
 use crate::engine::base::bounds;
@@ -21,7 +22,7 @@ use mpsshim_proto::handle::{Handle, Kind};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-/// Objects whose handles are made here.
+/// Table of objects whose handles the server assigns.
 #[derive(Debug)]
 pub struct Made<T> {
     kind: Kind,
@@ -40,10 +41,10 @@ impl<T> Made<T> {
         }
     }
 
-    /// Adds an object; its handle.
+    /// Adds an object and returns its handle.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` beyond the limit.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the table has reached its limit.
     pub fn insert(&mut self, object: T) -> Result<u64, CUresult> {
         let index = match self.free.pop() {
             Some(index) => index,
@@ -66,17 +67,17 @@ impl<T> Made<T> {
         (fits && place.1.is_some()).then_some(index)
     }
 
-    /// The object of a live handle.
+    /// Returns the object of a valid handle.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE`, as the driver says of graphs it does not know.
+    /// `CUDA_ERROR_INVALID_VALUE` if the handle is not valid, as the driver returns for an unknown graph.
     pub fn get(&self, handle: u64) -> Result<&T, CUresult> {
         self.index(handle)
             .and_then(|index| self.places[index].1.as_ref())
             .ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// As [`Made::get`], to change it.
+    /// Returns the object of a valid handle mutably.
     ///
     /// # Errors
     /// As [`Made::get`].
@@ -88,11 +89,11 @@ impl<T> Made<T> {
             .ok_or(CUDA_ERROR_INVALID_VALUE)
     }
 
-    /// Takes the object of a live handle out.
+    /// Removes the object of a valid handle and returns it.
     pub fn remove(&mut self, handle: u64) -> Option<T> {
         let index = self.index(handle)?;
         let place = &mut self.places[index];
-        // A place whose generations are used up is not used again: a stale handle must never fit.
+        // A slot whose generations are used up is retired, so that a stale handle can never become valid again.
         if place.0 < u16::MAX {
             place.0 += 1;
             self.free.push(index as u32);
@@ -100,15 +101,15 @@ impl<T> Made<T> {
         place.1.take()
     }
 
-    /// Whether there is none.
+    /// Whether the table has no objects.
     pub fn is_empty(&self) -> bool {
         self.free.len() >= self.places.len() || self.places.iter().all(|(_, o)| o.is_none())
     }
 
-    /// Puts an object where it was in the server before.
+    /// Restores an object under the handle that it had in the previous server.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` when the handle is of another kind, too large or taken.
+    /// `CUDA_ERROR_INVALID_VALUE` if the handle is of another kind, beyond the limit, or in use.
     pub fn restore(&mut self, handle: u64, object: T) -> Result<(), CUresult> {
         let handle = Handle(handle);
         let index = handle.index() as usize;
@@ -126,14 +127,15 @@ impl<T> Made<T> {
         Ok(())
     }
 
-    /// All are back: what is free between them is used again.
+    /// Rebuilds the free list after all objects were restored, so that the unused slots between them are assigned
+    /// again.
     fn restored(&mut self) {
         let places = self.places.iter().enumerate();
         let free = places.filter(|(_, (_, object))| object.is_none());
         self.free = free.map(|(index, _)| index as u32).collect();
     }
 
-    /// All handles.
+    /// Returns the handles of all objects.
     pub fn handles(&self) -> Vec<u64> {
         let places = self.places.iter().enumerate();
         let live = places.filter(|(_, (_, object))| object.is_some());
@@ -155,14 +157,14 @@ impl<T> Made<T> {
     }
 }
 
-/// Who ends a graph.
+/// Determines who destroys a graph.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Owner {
-    /// The client.
+    /// The client destroys it.
     Client,
-    /// The node that it is in.
+    /// It is destroyed with the node that contains it.
     Node(u64),
-    /// The capture that fills it; the client's, once that has ended.
+    /// A capture fills it; it becomes the client's when the capture ends.
     Capture,
 }
 
@@ -173,96 +175,96 @@ pub struct Graph {
     pub raw: CUgraph,
     /// Server's ordinal.
     pub device: Ordinal,
-    /// Who ends it.
+    /// Determines who destroys it.
     pub owner: Owner,
-    /// A capture fills it.
+    /// Whether a capture is adding nodes to it.
     pub filling: bool,
-    /// How large it is.
+    /// Its node count and nesting depth.
     pub size: Size,
-    /// What is in it, as it was found after its last change.
+    /// Its content as of the last change, if it has been read from the driver since then.
     pub read: Option<Arc<Read>>,
-    /// The description of the session has it so.
+    /// Whether the session's description contains it in its current state.
     pub written: bool,
-    /// The nodes that a capture ended with, if there are several.
+    /// The leaf nodes with which a capture ended, if there are several.
     pub sinks: Vec<CUgraphNode>,
     nodes: HashSet<u64>,
 }
 
 impl Graph {
-    /// Handles of nodes that the client knows.
+    /// Returns the handles of its nodes that the client knows.
     pub fn nodes(&self) -> impl Iterator<Item = u64> {
         self.nodes.iter().copied()
     }
 }
 
-/// What is in a graph of the driver's.
+/// Content of a driver graph.
 #[derive(Debug)]
 pub struct Read {
-    /// In a form that another server can read.
+    /// The content in a form that another server can read.
     pub template: Template,
-    /// Where each of the driver's nodes is in that.
+    /// Index in the template of each of the driver's nodes.
     pub places: HashMap<CUgraphNode, u32>,
 }
 
-/// What an instance does, as far as it is known.
+/// The known content of a graph instance.
 #[derive(Clone, Debug)]
 pub struct Origin {
-    /// The graph that it was made from or updated with, as that was.
+    /// Content of the source graph at the time of instantiation or of the last update.
     pub read: Arc<Read>,
-    /// Handle of that graph; 0 when it is gone.
+    /// Handle of the source graph; 0 if it was destroyed.
     pub graph: u64,
-    /// Nodes that do something else in the instance.
+    /// Nodes whose parameters in the instance differ from the source graph, with the message that set them.
     pub changed: BTreeMap<u32, Vec<u8>>,
-    /// Nodes that are disabled.
+    /// Nodes that are disabled in the instance.
     pub disabled: BTreeSet<u32>,
 }
 
-/// A node with a handle.
+/// A graph node with a handle.
 #[derive(Debug)]
 pub struct Node {
     /// The driver's node.
     pub raw: CUgraphNode,
-    /// The graph it is in.
+    /// Handle of the graph that contains it.
     pub graph: u64,
-    /// Its share of that graph's parts.
+    /// Number of the graph's nodes and edges that this node accounts for.
     pub parts: u64,
-    /// Graphs in it with handles.
+    /// Handles of the child graphs inside it.
     graphs: Vec<u64>,
 }
 
-/// An instance.
+/// A graph instance (`CUgraphExec`).
 #[derive(Debug)]
 pub struct Exec {
     /// The driver's instance.
     pub raw: CUgraphExec,
     /// Server's ordinal.
     pub device: Ordinal,
-    /// Launching it may print.
+    /// Whether a kernel that it launches may call `printf`.
     pub prints: bool,
-    /// How long it takes.
+    /// How long a launch takes, as last measured.
     pub length: Length,
-    /// Of the graph that it was made from.
+    /// Number of nodes and edges of the source graph.
     pub parts: u64,
-    /// The slot of each host node.
+    /// The flag slot of each host node.
     pub slots: Vec<(CUgraphNode, u32)>,
-    /// `CUgraphInstantiate_flags` that it was made with.
+    /// `CUgraphInstantiate_flags` with which it was instantiated.
     pub flags: u64,
-    /// What it does; `None` when that cannot be written down.
+    /// Its content; `None` if that cannot be serialized.
     pub origin: Option<Origin>,
-    /// The description of the session has it so.
+    /// Whether the session's description contains it in its current state.
     pub written: bool,
 }
 
-/// A capture that goes on.
+/// A capture in progress.
 #[derive(Debug)]
 pub struct Capture {
-    /// The stream that it began on.
+    /// The stream on which it was begun.
     pub stream: u64,
-    /// The graph that it fills, where the client has a handle of it.
+    /// The graph that it fills, if the client has a handle of that graph.
     pub graph: u64,
 }
 
-/// What a session has of graphs.
+/// The graphs of a session, and the objects and resources that they use.
 #[derive(Debug)]
 pub struct Graphs {
     /// Graphs by handle.
@@ -271,59 +273,59 @@ pub struct Graphs {
     pub nodes: Made<Node>,
     /// Instances by handle.
     pub execs: Made<Exec>,
-    /// Captures that go on.
+    /// Captures in progress.
     pub captures: Vec<Capture>,
-    /// Memory that allocating nodes have given.
+    /// Memory of allocation nodes.
     pub memory: GraphMemory,
-    /// What counts of that memory: blocks that an instance allocates or a launch has left.
+    /// Memory charges by address: blocks that an instance allocates or that a launch has left allocated.
     pub charges: BTreeMap<u64, Charge>,
-    /// The same of what is no memory any more once the session's work is done.
+    /// Charges for blocks that no longer exist, kept until the session's work in flight is done.
     pub leaving: Vec<Charge>,
-    /// On which device each block is.
+    /// Device of each block, by address.
     devices: BTreeMap<u64, Ordinal>,
-    /// Numbers of conditions that the session was given, and their graphs.
+    /// Conditional handles created by the session, and their graphs.
     pub conditions: HashMap<u64, u64>,
-    /// There has been a host node.
+    /// Whether any graph has ever had a host node.
     pub hosts: bool,
-    /// Slots that instances were ever given: where the GPU may wait for the client.
+    /// Every flag slot ever assigned to an instance: the GPU may be waiting for the client at any of them.
     pub waits: HashSet<u32>,
-    /// Parts of all graphs and instances.
+    /// Number of nodes and edges in all graphs and instances.
     total: u64,
-    /// What was captured, and counts as parts, while some capture goes on.
+    /// Number of nodes and edges recorded by the captures in progress.
     pub captured: u64,
-    /// What the GPU may wait for in them.
+    /// Memory words for which wait nodes may be waiting on the GPU.
     pub awaited: Awaited,
-    /// A kernel that may print was put into some graph.
+    /// Whether a kernel that may call `printf` was added to any graph.
     pub prints: bool,
     by_graph: HashMap<CUgraph, u64>,
     by_node: HashMap<CUgraphNode, u64>,
-    /// Handles of images and events that graphs may refer to.
+    /// Handles of images and events that graphs may reference.
     referred: HashSet<u64>,
-    /// Modules and libraries that were unloaded while a graph may refer to them.
+    /// Modules and libraries that were unloaded while a graph might still reference them.
     images: Vec<Image>,
-    /// Events that were destroyed while a graph may refer to them.
+    /// Events that were destroyed while a graph might still reference them.
     events: Vec<Event>,
-    /// How the session's description is about them.
+    /// Whether the session's description covers its graphs.
     saved: Saved,
-    /// Variables that nodes name, by their addresses.
+    /// Addresses of the variables that nodes reference.
     named: HashSet<u64>,
-    /// Bytes of the description that each has.
+    /// Size of each graph or instance in the session's description, in bytes.
     bytes: HashMap<u64, usize>,
-    /// And all together.
+    /// Sum of `bytes`.
     bytes_in_all: usize,
-    /// There has been one of which it is not known what is in it: it may name variables.
+    /// Whether the content of any graph or instance has ever been unknown. It may then reference any variable.
     unread: bool,
 }
 
-/// How the description of a session is about its graphs.
+/// Whether the session's description covers its graphs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Saved {
-    /// It has them all.
+    /// It contains all of them in their current state.
     #[default]
     All,
-    /// Some have changed since.
+    /// Some have changed since they were saved.
     Stale,
-    /// They cannot be written down as they are.
+    /// They cannot be serialized in their current state.
     Refused,
 }
 
@@ -360,13 +362,13 @@ impl Default for Graphs {
 }
 
 impl Graphs {
-    /// Whether nothing is left of any graph.
+    /// Whether the session has no graph, instance or capture, and no image, event or memory kept for one.
     pub fn is_untouched(&self) -> bool {
         let none = self.graphs.is_empty() && self.execs.is_empty() && self.captures.is_empty();
         none && self.images.is_empty() && self.events.is_empty() && self.memory.is_empty()
     }
 
-    /// What binds the session to its context.
+    /// Returns the bonds by which graphs tie the session to its context.
     pub fn bonds(&self) -> Bonds {
         let is_bound = self.saved == Saved::Refused || self.may_not_be_saved().is_some();
         Bonds::default()
@@ -374,13 +376,13 @@ impl Graphs {
             .with(Bonds::CHANGED_GRAPHS, self.saved == Saved::Stale)
     }
 
-    /// Whether some have changed since they were written down, and may be now.
+    /// Whether graphs have changed since they were last saved and can be saved now.
     #[inline]
     pub fn are_stale(&self) -> bool {
         self.saved == Saved::Stale && self.may_not_be_saved().is_none()
     }
 
-    /// Why they cannot be written down, whatever is in them.
+    /// Returns why graphs cannot be saved regardless of their content, if that is so.
     pub fn may_not_be_saved(&self) -> Option<&'static str> {
         if !self.captures.is_empty() {
             Some("a stream captures")
@@ -397,7 +399,7 @@ impl Graphs {
         }
     }
 
-    /// The description has them all, or cannot.
+    /// Records the outcome of saving: the description contains all graphs, or cannot.
     pub fn note_saved(&mut self, saved: bool) {
         self.saved = match saved {
             true => Saved::All,
@@ -405,7 +407,7 @@ impl Graphs {
         };
     }
 
-    /// A graph has changed, or is about to; so have those that it is in.
+    /// Marks a graph that has changed or is about to, and all graphs that contain it, as unsaved.
     pub fn touch(&mut self, graph: u64) {
         for of in self.around(graph) {
             if let Ok(graph) = self.graphs.get_mut(of) {
@@ -415,12 +417,12 @@ impl Graphs {
         self.note_stale();
     }
 
-    /// A graph or an instance is not as the description has it.
+    /// Records that a graph or an instance differs from its state in the session's description.
     pub fn note_stale(&mut self) {
         self.saved = Saved::Stale;
     }
 
-    /// An instance does something else now: at this node, or nobody can tell what.
+    /// Records a change to an instance. `change` returns `None` if the resulting content is unknown.
     pub fn touch_exec(&mut self, exec: u64, change: impl FnOnce(&mut Origin) -> Option<()>) {
         if let Ok(exec) = self.execs.get_mut(exec) {
             exec.written = false;
@@ -431,13 +433,13 @@ impl Graphs {
         self.note_stale();
     }
 
-    /// An instance was updated with a graph.
+    /// Records that an instance was updated from a graph.
     pub fn update_origin(&mut self, exec: u64, now: Option<Origin>) {
         let source = self.execs.get(exec).ok();
         let source = source
             .and_then(|exec| exec.origin.as_ref())
             .map(|origin| origin.graph);
-        // Its nodes are still known by the graph that it was made from, if there is that.
+        // Node handles of the instance still belong to the graph it was instantiated from, if that graph exists.
         let same = |now: &Origin| source == Some(0) || source == Some(now.graph);
         let now = now.filter(same).map(|now| Origin {
             graph: if source == Some(0) { 0 } else { now.graph },
@@ -449,42 +451,43 @@ impl Graphs {
         self.note_stale();
     }
 
-    /// There is a graph or an instance of which it is not known what is in it.
+    /// Records that the content of some graph or instance is unknown.
     pub fn note_unread(&mut self) {
         self.unread = true;
     }
 
-    /// A node of one names the variable at this address.
+    /// Records that a node references the variable at this address.
     pub fn note_named(&mut self, variable: u64) {
         self.named.insert(variable);
     }
 
-    /// Whether a launch of one may use the variable at this address.
+    /// Whether launching any instance may access the variable at this address.
     pub fn may_name(&self, variable: u64) -> bool {
         self.unread || self.named.contains(&variable)
     }
 
-    /// Bytes of the description that graphs and instances have, but for this one.
+    /// Size of all graphs and instances except this one in the session's description, in bytes.
     pub fn bytes_but(&self, key: u64) -> usize {
         self.bytes_in_all - self.bytes.get(&key).copied().unwrap_or_default()
     }
 
-    /// The description has so many bytes of this graph or instance.
+    /// Records the size of this graph or instance in the session's description, in bytes.
     pub fn note_bytes(&mut self, key: u64, bytes: usize) {
         self.forget_bytes(key);
         self.bytes.insert(key, bytes);
         self.bytes_in_all += bytes;
     }
 
-    /// The description has nothing of it any more.
+    /// Records that the session's description no longer contains this graph or instance.
     pub fn forget_bytes(&mut self, key: u64) {
         self.bytes_in_all -= self.bytes.remove(&key).unwrap_or_default();
     }
 
-    /// Puts a graph where it was in the server before, with these nodes: handle, the driver's node, parts.
+    /// Restores a graph under the handle that it had in the previous server. Each node is a handle, the driver's node
+    /// and its number of parts.
     ///
     /// # Errors
-    /// As [`Made::restore`]; `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// As [`Made::restore`]; `CUDA_ERROR_OUT_OF_MEMORY` if the session has too many nodes and edges.
     pub fn restore_graph(
         &mut self,
         (handle, raw): (u64, CUgraph),
@@ -521,7 +524,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// All that the server before had are back.
+    /// Ends restoration: all graphs, nodes and instances of the previous server are back.
     pub fn restored(&mut self) {
         self.graphs.restored();
         self.nodes.restored();
@@ -529,15 +532,15 @@ impl Graphs {
         self.saved = Saved::All;
     }
 
-    /// Whether a graph of the driver's has a handle.
+    /// Whether a driver graph has a handle.
     pub fn has_graph(&self, raw: CUgraph) -> bool {
         self.by_graph.contains_key(&raw)
     }
 
-    /// The handle of a graph of the driver's, made if there is none.
+    /// Returns the handle of a driver graph and creates one if necessary.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the session has too many graphs.
     pub fn graph_handle(
         &mut self,
         raw: CUgraph,
@@ -571,10 +574,10 @@ impl Graphs {
         Ok(handle)
     }
 
-    /// The handle of a node of the driver's, made if there is none.
+    /// Returns the handle of a driver node and creates one if necessary.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the session has too many node handles.
     pub fn node_handle(&mut self, raw: CUgraphNode, graph: u64) -> Result<u64, CUresult> {
         if raw.is_null() {
             return Ok(0);
@@ -596,10 +599,10 @@ impl Graphs {
         Ok(handle)
     }
 
-    /// The driver's nodes of some handles.
+    /// Translates handles to the driver's nodes.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` when one is not live.
+    /// `CUDA_ERROR_INVALID_VALUE` if any handle is not valid.
     pub fn raw_nodes(&self, handles: &[u64]) -> Result<Vec<CUgraphNode>, CUresult> {
         handles
             .iter()
@@ -607,7 +610,7 @@ impl Graphs {
             .collect()
     }
 
-    /// The graph, and those that it is in, from the inside out.
+    /// Returns the graph and all graphs that contain it, innermost first.
     fn around(&self, graph: u64) -> Vec<u64> {
         let mut around = vec![graph];
         let mut at = graph;
@@ -621,10 +624,10 @@ impl Graphs {
         around
     }
 
-    /// A graph is about to get this much more in it.
+    /// Reserves room for nodes and edges that are about to be added to a graph.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` when that is too much; nothing is counted then.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if a limit would be exceeded; nothing is counted then.
     pub fn grow(&mut self, graph: u64, by: Size) -> Result<(), CUresult> {
         let around = self.around(graph);
         let parts = |of: u64| self.graphs.get(of).map_or(0, |graph| graph.size.parts);
@@ -645,7 +648,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// A graph has less in it.
+    /// Counts nodes and edges removed from a graph.
     pub fn shrink(&mut self, graph: u64, parts: u64) {
         self.touch(graph);
         for of in self.around(graph) {
@@ -656,10 +659,10 @@ impl Graphs {
         self.let_go(parts);
     }
 
-    /// Counts parts of what is about to be made.
+    /// Counts the nodes and edges of an object about to be created.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` when there are too many.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the session would have too many.
     pub fn hold(&mut self, parts: u64) -> Result<(), CUresult> {
         let total = self.total.saturating_add(parts);
         if total.saturating_add(self.captured) > bounds::GRAPHS_PARTS {
@@ -669,15 +672,15 @@ impl Graphs {
         Ok(())
     }
 
-    /// Parts are gone.
+    /// Uncounts nodes and edges that no longer exist.
     pub fn let_go(&mut self, parts: u64) {
         self.total = self.total.saturating_sub(parts);
     }
 
-    /// Counts what is about to get into a capture.
+    /// Counts nodes and edges about to be captured.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` when that is too much.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if a graph or the session would have too many.
     #[cold]
     pub fn capture(&mut self, parts: u64) -> Result<(), CUresult> {
         let captured = self.captured.saturating_add(parts);
@@ -690,13 +693,14 @@ impl Graphs {
         Ok(())
     }
 
-    /// A capture into a graph has ended: what was captured is there now, of all captures that go on, to be sure.
+    /// Charges the captured nodes and edges to the graph whose capture has ended. Captures are not counted separately,
+    /// so the graph is charged for all captures in progress, which is an upper bound.
     pub fn captured_into(&mut self, graph: u64) {
         self.touch(graph);
         let captured = self.captured;
         if let Ok(graph) = self.graphs.get_mut(graph) {
             graph.size.parts = graph.size.parts.saturating_add(captured);
-            // Instances that were captured are graphs inside.
+            // Captured graph launches become child graphs.
             graph.size.height = graph.size.height.max(2);
             self.total = self.total.saturating_add(captured);
         }
@@ -705,7 +709,7 @@ impl Graphs {
         }
     }
 
-    /// Whether a graph is another one, or belongs to a node inside it.
+    /// Whether `graph` is `outer` or is contained in it at any depth.
     pub fn is_inside(&self, graph: u64, outer: u64) -> bool {
         let mut at = graph;
         while at != outer {
@@ -721,23 +725,24 @@ impl Graphs {
         true
     }
 
-    /// Whether a capture fills a graph or one inside it. The driver would go on to fill it after it was freed.
+    /// Whether a capture is filling this graph or one inside it. If the graph were destroyed, the driver would continue
+    /// to write to freed memory.
     pub fn is_filled(&self, graph: u64) -> bool {
         let filled = |capture: &Capture| self.is_inside(capture.graph, graph);
         self.captures.iter().any(filled) || self.graphs.get(graph).is_ok_and(|graph| graph.filling)
     }
 
-    /// Whether a capture fills a graph inside a node.
+    /// Whether a capture is filling a graph inside this node.
     pub fn is_filled_inside(&self, node: u64) -> bool {
         let filled = |node: &Node| node.graphs.iter().any(|graph| self.is_filled(*graph));
         self.nodes.get(node).is_ok_and(filled)
     }
 
-    /// The graph belongs to a node from now on.
+    /// Makes a graph a child graph of a node.
     pub fn move_into(&mut self, graph: u64, node: u64) {
         self.touch(graph);
         if let Ok(moved) = self.graphs.get(graph) {
-            // It counts as part of the other.
+            // Its parts are counted with the containing graph.
             self.total = self.total.saturating_sub(moved.size.parts);
         }
         if let (Ok(object), Ok(parent)) = (self.graphs.get_mut(graph), self.nodes.get_mut(node)) {
@@ -746,7 +751,7 @@ impl Graphs {
         }
     }
 
-    /// The driver has freed a graph: its handle dies, and those of all that was in it.
+    /// Invalidates the handles of a graph that the driver has freed and of everything in it.
     pub fn forget_graph(&mut self, handle: u64) {
         let Some(graph) = self.graphs.remove(handle) else {
             return;
@@ -773,7 +778,7 @@ impl Graphs {
         }
     }
 
-    /// The driver has freed a node: its handle dies, and those of the graphs in it.
+    /// Invalidates the handles of a node that the driver has freed and of its child graphs.
     pub fn forget_node(&mut self, handle: u64) {
         let Some(node) = self.nodes.remove(handle) else {
             return;
@@ -787,7 +792,7 @@ impl Graphs {
         }
     }
 
-    /// What is in a node may be another graph now.
+    /// Invalidates the handles of a node's child graphs, which the driver may have replaced.
     pub fn forget_inside(&mut self, node: u64) {
         if let Ok(node) = self.nodes.get_mut(node) {
             for graph in std::mem::take(&mut node.graphs) {
@@ -796,7 +801,7 @@ impl Graphs {
         }
     }
 
-    /// A graph may have lost nodes: the handles of those that are not in it any more die.
+    /// Invalidates the handles of a graph's nodes that are not in `now`, the list of its current nodes.
     pub fn keep_nodes(&mut self, graph: u64, now: &[CUgraphNode]) {
         self.touch(graph);
         let Ok(object) = self.graphs.get(graph) else {
@@ -814,13 +819,12 @@ impl Graphs {
         }
     }
 
-    /// Whether a graph or an instance may refer to other objects of the session.
+    /// Whether any graph, instance or capture exists, which may reference other objects of the session.
     pub fn any(&self) -> bool {
         !self.captures.is_empty() || !self.execs.is_empty() || !self.graphs.is_empty()
     }
 
-    /// Whether an unloaded image has to stay for now; if so it is kept here.
-    /// Gives the image back when no graph can refer to it.
+    /// Keeps an unloaded image while a graph may still reference it. Returns the image if no graph can.
     pub fn keep_image(&mut self, handle: u64, image: Image) -> Option<Image> {
         if self.referred.remove(&handle) && self.any() {
             self.images.push(image);
@@ -829,10 +833,10 @@ impl Graphs {
         Some(image)
     }
 
-    /// As [`Graphs::keep_image`] for a destroyed event.
+    /// Keeps a destroyed event while a graph may still reference it, as [`Graphs::keep_image`] does for images.
     ///
     /// # Errors
-    /// The event, when no graph can refer to it.
+    /// Returns the event if no graph can reference it.
     pub fn keep_event(&mut self, handle: u64, event: Event) -> Result<(), Event> {
         if self.referred.remove(&handle) && self.any() {
             self.events.push(event);
@@ -841,12 +845,12 @@ impl Graphs {
         Err(event)
     }
 
-    /// A graph refers to this image or event from now on.
+    /// Records that a graph references this image or event.
     pub fn refer_to(&mut self, handle: u64) {
         self.referred.insert(handle);
     }
 
-    /// What was kept for graphs, once there are none.
+    /// Returns the images and events that were kept for graphs, once no graph is left.
     pub fn take_kept(&mut self) -> (Vec<Image>, Vec<Event>) {
         if (self.images.is_empty() && self.events.is_empty()) || self.any() {
             return (Vec::new(), Vec::new());
@@ -857,7 +861,8 @@ impl Graphs {
         )
     }
 
-    /// Ends all that the session has; its streams are idle.
+    /// Destroys all graphs and instances; the session's streams must be idle. Returns the images and events kept for
+    /// them.
     pub fn release(&mut self, gpu: &Gpu) -> (Vec<Image>, Vec<Event>) {
         let driver = &gpu.driver.graph;
         for exec in self.execs.drain() {
@@ -878,7 +883,7 @@ impl Graphs {
         self.take_kept()
     }
 
-    /// Frees what launches of allocating nodes have left. The session has ended.
+    /// Frees the memory that launches with allocation nodes have left allocated, after the session has ended.
     pub fn free_memory(&mut self, gpu: &Gpu) {
         let left = std::mem::take(&mut self.devices);
         let any = !left.is_empty();
@@ -890,16 +895,16 @@ impl Graphs {
         }
     }
 
-    /// A node of a graph gives memory of a device.
+    /// Records the memory, `(start, len)` in bytes, that an allocation node of a graph allocates on a device.
     pub fn given(&mut self, (start, len): (u64, u64), graph: u64, device: Ordinal) {
         self.memory.given(start, len, graph);
         self.devices.insert(start, device);
     }
 
-    /// Counts the memory that an instance allocates, each block on its device.
+    /// Charges the memory that an instance allocates, each block to its device.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`; nothing more is counted then.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if it exceeds the limit; nothing is charged then.
     pub fn charge(&mut self, account: &Account, exec: u64) -> Result<(), CUresult> {
         let mut taken = Vec::new();
         for (start, len) in self.memory.of(exec) {
@@ -912,7 +917,7 @@ impl Graphs {
         Ok(())
     }
 
-    /// Counts no more what is no memory any more.
+    /// Schedules the charges of blocks that no longer exist for release with the session's work in flight.
     pub fn discharge(&mut self) {
         let memory = &self.memory;
         self.devices.retain(|start, _| memory.begins(*start));
@@ -923,7 +928,7 @@ impl Graphs {
         }
     }
 
-    /// Whether `[address, address + len)` is memory that a node of the session has given.
+    /// Whether `[address, address + len)` lies in memory of an allocation node of the session.
     pub fn owns(&self, address: u64, len: u64) -> bool {
         self.memory.behind(address).is_some_and(|left| len <= left)
     }
@@ -944,7 +949,7 @@ mod tests {
         let (outer, middle, inner) = (make(1), make(2), make(3));
         let size = |parts, height| Size { parts, height };
         graphs.grow(inner, size(5, 0)).unwrap();
-        // Bodies of conditional nodes are filled inside their graphs.
+        // Bodies of conditional nodes are filled in place, inside their graphs.
         let node = graphs.node_handle(CUgraphNode(10), outer).unwrap();
         graphs.grow(outer, size(1, 1)).unwrap();
         graphs.move_into(middle, node);

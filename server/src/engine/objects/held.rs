@@ -1,10 +1,12 @@
-//! Streams that wait: for the client, until a host function has returned or a word in memory has a value; for what they
-//! have in flight ([`crate::engine::objects::pace`]); for those who wait at the gate ([`crate::engine::threads::gate`]).
+//! Deferred streams. A stream is deferred while it waits for the client (for a host function to return, or for a word
+//! in memory to have a value), for its own work in flight ([`crate::engine::objects::pace`]), or for sessions at the
+//! gate ([`crate::engine::threads::gate`]).
 //!
-//! Nothing is made to wait on the GPU for that. A stream that waits there (`cuStreamWaitValue32`) keeps its hardware
-//! queue, which streams of other clients may share, and whatever waits for all work of the context (a module load of
-//! anybody) would wait for this client. So the messages of such a stream are held back here, with those that must
-//! not overtake them, and all others go on. When the client is gone, so is what it waited for, and nothing hangs.
+//! The wait never reaches the GPU. A stream that waits there (`cuStreamWaitValue32`) occupies its hardware queue, which
+//! streams of other clients may share, and any call that waits for all work of the context, such as another client's
+//! module load, would wait for this client. So the messages of such a stream are deferred here, together with those
+//! that must not overtake them, and all others proceed. When the client exits, its deferred messages are dropped with
+//! it, so nothing hangs.
 
 mod session;
 
@@ -22,42 +24,43 @@ use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Pauses between two looks at a word in memory: a wait of long ago is looked at more seldom.
+/// Poll intervals for a word in memory: the interval grows with the time that the wait has lasted.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
 
-/// What a stream waits for.
+/// Condition that ends a stream's deferral.
 #[derive(Debug)]
 pub enum Awaited {
-    /// The client writes this flag when the function has returned.
+    /// The host function has returned: the client has written `value` to this flag.
     Returned { flag: u32, value: u32 },
-    /// A word of the client's memory.
+    /// A word of the client's memory compares true.
     Word(Word),
-    /// So many of its operations are done; since when.
+    /// The stream has completed this many of its operations. With the time at which the wait began.
     Passed(u64, Instant),
-    /// Those who wait at the gate, as of this number of [`crate::engine::base::calm::Calm::pauses`].
+    /// The hold for sessions at the gate has ended: [`crate::engine::base::calm::Calm::pauses`] is no longer this
+    /// number.
     Gate(u32),
-    /// A record of an event of several sessions, which is deferred in another one; since when.
+    /// Another session's deferred record of a shared event has been made. With the time at which the wait began.
     Record(Arc<Record>, Instant),
 }
 
 impl Awaited {
-    /// So many of the stream's operations are done.
+    /// Waits until this many operations of the stream are done.
     pub fn passed(ops: u64) -> Awaited {
         Awaited::Passed(ops, Instant::now())
     }
 
-    /// The driver has this record of an event.
+    /// Waits until the driver has this record of an event.
     pub fn record(record: Arc<Record>) -> Awaited {
         Awaited::Record(record, Instant::now())
     }
 
-    /// How soon to look again; `None` for what is told.
+    /// Poll interval for conditions that are not signalled; `None` if it is signalled.
     fn pause(&self) -> Option<Duration> {
         match self {
             Awaited::Returned { .. } => None,
             Awaited::Word(word) => Some(word.pause()),
-            // What the pause adds to it is a small part.
+            // The interval is a small fraction of the time that the wait has lasted.
             Awaited::Passed(_, since) | Awaited::Record(_, since) => {
                 Some((since.elapsed() / 64).clamp(SHORTEST, LONGEST / 2))
             }
@@ -78,36 +81,37 @@ pub struct Word {
     pub value: u64,
     /// Server's ordinal.
     pub device: Ordinal,
-    /// Whether it lies in device memory: the GPU then copies it to the line behind the flag.
+    /// Whether it lies in device memory: the GPU then copies it to host memory, 8 bytes behind the flag's address.
     pub on_device: bool,
     pub since: Instant,
-    /// A flag of the server's, until it is given back, and the value that the GPU writes next.
+    /// The server's flag used for the wait, until it is given back. `expected` is the value that the GPU writes to it
+    /// next.
     pub flag: Option<Flag>,
     pub expected: u32,
     pub phase: Phase,
 }
 
-/// How far the wait for a word is. What the flag is written behind says what it means.
+/// Progress of the wait for a word. The GPU writes the flag after the stream's earlier work, then after each copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The stream has to get here first: what it has in flight may write the word.
+    /// The stream's earlier work is still in flight and may write the word.
     Arriving,
-    /// The GPU copies the word.
+    /// The GPU is copying the word.
     Reading,
-    /// The word did not hold; it is looked at again then.
+    /// The comparison was false; it is repeated at this time.
     Again(Instant),
 }
 
 impl Word {
-    /// The flag's number.
+    /// The flag's slot number.
     fn slot(&self) -> u32 {
         self.flag.as_ref().map_or(0, |flag| flag.slot)
     }
-    /// What the GPU wrote last.
+    /// Value that the GPU last wrote to the flag.
     fn written(&self, gpu: &Gpu) -> u32 {
         gpu.flags.value(self.slot())
     }
-    /// Nothing writes the flag any more.
+    /// Returns the flag; nothing may write it any more.
     fn give_back(&mut self, gpu: &Gpu) {
         if let Some(flag) = self.flag.take() {
             gpu.flags.give_back(flag);
@@ -140,30 +144,30 @@ impl Word {
 
 #[derive(Debug)]
 struct Hold {
-    /// Position of the stream.
+    /// Index of the stream.
     stream: usize,
     awaited: Awaited,
 }
 
-/// A stream or event by position: a handle's successor must not overtake it either.
+/// A stream or event, by table index rather than handle: a new object in the same place must not overtake it either.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Object {
     Stream(usize),
     Event(usize),
-    /// An event that is only waited for, or asked about.
+    /// An event that is only waited for or queried.
     Read(usize),
 }
 
-/// What a message's order depends on.
+/// Objects that determine which earlier messages a message must not overtake.
 #[derive(Clone, Copy, Debug)]
 enum Touches {
-    /// On nothing: it may overtake.
+    /// None: it may overtake all.
     Nothing,
-    /// On these only.
+    /// Only these.
     Objects([Option<Object>; 2]),
-    /// It takes something away that any earlier message may use, and nothing waits for it.
+    /// It releases something that any earlier message may use. Later messages need not wait for it.
     Earlier,
-    /// On everything before it.
+    /// All: it must not overtake any earlier message.
     Everything,
 }
 
@@ -173,51 +177,51 @@ struct Deferred {
     token: u64,
     bytes: Vec<u8>,
     touches: Touches,
-    /// What it has of an event of several sessions.
+    /// Its record of a shared event, or the record that it waits for.
     taken: Option<Taken>,
 }
 
-/// What a session holds back.
+/// The deferred streams and messages of a session.
 #[derive(Debug, Default)]
 pub struct Held {
     holds: Vec<Hold>,
     backlog: VecDeque<Deferred>,
     bytes: usize,
-    /// What later messages must not overtake.
+    /// Objects whose later messages must not overtake the deferred ones.
     blocked: BTreeSet<Object>,
-    /// For copies of messages that are judged before they are executed.
+    /// Bytes of the message being executed, if it is not in the ring.
     pub buffer: Vec<u8>,
-    /// What the message that is executed has of an event of several sessions.
+    /// The `taken` of the deferred message being executed.
     pub taken: Option<Taken>,
-    /// It was deferred.
+    /// Whether the message being executed was deferred.
     replaying: bool,
-    /// The message at the ring's tail has to wait for the backlog.
+    /// Whether the message at the ring's tail has to wait for the backlog.
     stalled: bool,
-    /// Something in the backlog waits for work in flight.
+    /// Whether a message in the backlog waits for work in flight.
     full: bool,
 }
 
-/// What becomes of a message.
+/// Outcome of the ordering check of a message.
 pub enum Order {
-    /// It is executed now.
+    /// Execute it now.
     Now,
-    /// It was held back, or answered.
+    /// It was deferred or answered.
     Taken,
-    /// It stays in the ring.
+    /// Leave it in the ring.
     Stays,
 }
 
 impl Held {
-    /// Whether anything is held back.
+    /// Whether any stream or message is deferred.
     #[inline]
     pub fn any(&self) -> bool {
         !self.holds.is_empty() || !self.backlog.is_empty()
     }
-    /// Whether a stream waits.
+    /// Whether a stream is deferred.
     pub fn holds(&self, stream: usize) -> bool {
         self.holds.iter().any(|hold| hold.stream == stream)
     }
-    /// Messages that are held back.
+    /// Number of deferred messages.
     pub fn len(&self) -> usize {
         self.backlog.len()
     }
@@ -225,7 +229,7 @@ impl Held {
     pub fn is_stalled(&self) -> bool {
         self.stalled
     }
-    /// Whether something waits for work in flight.
+    /// Whether a deferred message waits for work in flight.
     pub fn is_full(&self) -> bool {
         self.full
     }
@@ -238,17 +242,17 @@ impl Held {
             _ => false,
         })
     }
-    /// How soon to look again at what nobody will tell.
+    /// Poll interval for conditions that are not signalled; `None` if all are.
     pub fn pause(&self) -> Option<Duration> {
         let pauses = self.holds.iter().filter_map(|hold| hold.awaited.pause());
         pauses.min()
     }
-    /// Whether the message that is executed was deferred.
+    /// Whether the message being executed was deferred.
     pub fn is_replaying(&self) -> bool {
         self.replaying
     }
 
-    /// Whether a host function has returned that a stream waits for.
+    /// Whether a host function that a stream waits for has returned.
     pub fn is_released(&self, segment: &Segment) -> bool {
         self.holds.iter().any(|hold| match hold.awaited {
             Awaited::Returned { flag, value } => reached(segment.flag(flag), value),
@@ -256,7 +260,7 @@ impl Held {
         })
     }
 
-    /// Whether launches of graphs are held back.
+    /// Whether graph launches are deferred.
     fn has_launches(&self) -> bool {
         self.backlog.iter().any(|held| held.op == Op::GraphLaunch)
     }
@@ -282,7 +286,7 @@ impl Held {
         }
     }
 
-    /// Whether legacy default-stream order puts a stream behind something that is held back.
+    /// Whether legacy default-stream order places a stream after deferred work.
     fn is_behind(&self, at: usize, streams: &Slots<Stream>) -> bool {
         let held = |at: usize| self.blocked.contains(&Object::Stream(at));
         let Ok(stream) = streams.at(at) else {

@@ -5,33 +5,33 @@ use crate::engine::base::jit::JitOptions;
 use mpsshim_api::cuda::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Threads of linkers that the server has at a time, for all sessions.
+/// Most linker threads in the server, for all sessions.
 const THREADS: usize = 256;
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 /// A linker of a session (`CUlinkState`).
 #[derive(Debug)]
 pub struct Link {
-    /// The driver's.
+    /// The driver's linker state.
     pub raw: CUlinkState,
-    /// The only one that may touch it.
+    /// The only thread that may use it.
     pub thread: LinkThread,
-    /// The options it was made with, which the driver keeps and writes to.
+    /// The options with which it was created, which the driver keeps and writes to.
     pub options: JitOptions,
-    /// What it made.
+    /// The linked cubin.
     pub cubin: Option<Vec<u8>>,
 }
 
-/// A thread for one link, from creation to destruction: libnvidia-ptxjitcompiler 580.159.04 keeps a link's memory with the
-/// thread, and corrupts the heap when other threads that live on touch the link.
+/// A thread for one linker, from its creation to its destruction: libnvidia-ptxjitcompiler 580.159.04 keeps a linker's
+/// memory with the thread, and corrupts the heap if other long-lived threads use the linker.
 #[derive(Debug)]
 pub struct LinkThread(rayon::ThreadPool);
 
 impl LinkThread {
-    /// Starts it.
+    /// Starts the thread.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` when there are as many as may be, or no thread can be had.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the limit is reached or no thread can be created.
     pub fn new() -> Result<LinkThread, CUresult> {
         let more = |running: usize| (running < THREADS).then_some(running + 1);
         RUNNING
@@ -52,7 +52,7 @@ impl LinkThread {
             })
     }
 
-    /// Does work on the thread, and waits for it.
+    /// Runs work on the thread and waits for it.
     pub fn install<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         self.0.install(work)
     }

@@ -1,16 +1,16 @@
-//! Marks: how a client's flag comes to be written when its stream gets to a point.
+//! Completion markers: how a client's flag is written when its stream reaches a point.
 //!
-//! The GPU writes it, which needs no thread of the server: an operation of the stream (`cuStreamWriteValue32`), or a kernel
-//! of the server's own behind the client's in a graph. The operation needs no room on the device; many of them get into each
-//! other's way, and the kernels do not. So kernels write the flags of clients that often wait for little, as long as a few of
-//! them do (docs/design/0002-marks-and-waits.md).
+//! The GPU writes the flag, without a thread of the server: by an operation of the stream (`cuStreamWriteValue32`), or
+//! by a kernel of the server after the client's kernels in a graph. The operation needs no room on the device, but many
+//! such operations delay each other, which kernels do not. So kernels write the flags of clients that wait often and
+//! briefly, if several clients do (docs/design/0002-marks-and-waits.md).
 
 mod session;
 
 use crate::engine::gpu::flag_kernel::FlagKernel;
 use std::time::Duration;
 
-/// What writes the flag of a mark that is in a graph.
+/// The method by which the flag of a mark in a graph is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Writer {
     /// `CU_STREAM_MEM_OP_WRITE_VALUE_32`.
@@ -19,33 +19,33 @@ pub enum Writer {
     Kernel(FlagKernel),
 }
 
-/// With more clients than that that synchronize, operations that write flags are not put into graphs: these hold the
-/// context's lock for longer than a launch and an operation by themselves.
+/// With more synchronizing clients than this, write operations are not put into graphs: such a graph holds the
+/// context's lock for longer than a launch and a separate operation.
 const FEW: usize = 4;
-/// With no more clients than that that synchronize, no kernel writes a flag: it would gain nothing.
+/// With at most this many synchronizing clients, kernels are not used: they would gain nothing.
 const FEWEST: usize = 2;
-/// Marks of a session that follow each other within that time on average may be written by kernels. Where a wait takes
-/// longer the kernel gains little, and where the device is full it waits for room.
+/// Kernels may write a session's marks if the marks are at most this far apart on average. For longer waits the kernel
+/// gains little, and on a full device it waits for room.
 const QUICK: Duration = Duration::from_micros(250);
 
-/// A session's marks.
+/// Statistics of a session's marks.
 #[derive(Debug, Default)]
 pub struct Marks {
-    /// How many there were since the last count.
+    /// Number of marks since the last count.
     lately: u32,
-    /// The stream, by number, that alone had work then, if they followed each other quickly.
+    /// Number of the only stream with work at the last count, if the marks were quick then.
     quick_in: Option<u32>,
 }
 
 impl Marks {
-    /// Notes that there was a mark.
+    /// Counts a mark.
     pub fn note(&mut self) {
         self.lately = self.lately.saturating_add(1);
     }
 }
 
 impl Writer {
-    /// As logs name it.
+    /// Its name in logs.
     pub fn name(self) -> &'static str {
         match self {
             Writer::Operation => "operation",
@@ -54,12 +54,12 @@ impl Writer {
     }
 }
 
-/// Whether so many marks `over` a time followed each other quickly.
+/// Whether this many marks in the time `over` were quick enough.
 fn are_quick(marks: u32, over: Duration) -> bool {
     QUICK * marks >= over
 }
 
-/// The only one there is.
+/// Returns the only item; `None` if there are none or several.
 fn only<T>(mut all: impl Iterator<Item = T>) -> Option<T> {
     let first = all.next();
     if all.count() == 0 { first } else { None }

@@ -1,4 +1,4 @@
-//! What a session has on the devices, by kind.
+//! The objects of a session on the devices, by kind.
 
 pub mod activity;
 pub mod arrays;

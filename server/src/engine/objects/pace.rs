@@ -1,9 +1,9 @@
-//! How much of a stream's work the driver is given at a time.
+//! Limit on the work that the driver is given of one stream at a time.
 //!
-//! What the driver has, runs: nobody can take it back, and what must wait until nothing is in flight waits for all of it.
-//! So a stream has no more in flight than takes some [`HORIZON`], as far as its operations so far can tell, and nothing
-//! behind a kernel of which nothing is known, or that takes long. What comes behind waits in the server
-//! ([`crate::engine::objects::held`]), where it keeps nobody from going on, the client's other streams included.
+//! Work that the driver has will run: it cannot be taken back, and calls that need a quiescent point wait for all of
+//! it. So a stream has no more in flight than takes about [`HORIZON`], estimated from its earlier operations, and
+//! nothing behind a kernel that is long or of unknown length. Further messages are deferred in the server
+//! ([`crate::engine::objects::held`]), where they delay neither other clients nor the client's other streams.
 
 mod session;
 
@@ -12,27 +12,28 @@ use crate::engine::objects::streams::Stream;
 use mpsshim_api::cuda::CUresult;
 use std::time::{Duration, Instant};
 
-/// Nothing is submitted behind a kernel that takes longer.
+/// Nothing is submitted behind a kernel that takes longer than this.
 const LONG: Duration = Duration::from_millis(5);
-/// What takes longer is held back for those who wait at the gate; they wait for less to end by itself.
+/// Kernels that take longer are held back for sessions at the gate, which simply wait for shorter ones to end.
 pub const VERY_LONG: Duration = Duration::from_millis(100);
-/// How much work, in time, a stream has in flight at most, unless it is a single operation.
+/// Most work that a stream has in flight, in time, unless it is a single operation.
 const HORIZON: Duration = Duration::from_millis(20);
 
-/// What is known of the time that a kernel or graph takes.
+/// Known execution time of a kernel or graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Length {
-    /// It was not seen to run yet.
+    /// It has not been measured yet.
     #[default]
     Unknown,
-    /// Less than [`LONG`] when it last ran by itself.
+    /// Less than [`LONG`] when it last ran without other work behind it.
     Short,
-    /// So much at least, whenever it ran by itself.
+    /// The shortest time that it took in consecutive measurements, all of them longer than [`LONG`].
     Long(Duration),
 }
 
 impl Length {
-    /// What is known after it has taken this time. On a device that others use too it may take longer than by itself.
+    /// Updates the estimate with a measurement. On a device shared with other clients, a kernel may take longer than
+    /// alone, so the shortest measurement counts.
     fn after(self, time: Duration) -> Length {
         match self {
             _ if time <= LONG => Length::Short,
@@ -41,35 +42,36 @@ impl Length {
         }
     }
 
-    /// Whether it would keep those who wait at the gate.
+    /// Whether it would delay sessions at the gate.
     fn is_very_long(self) -> bool {
         matches!(self, Length::Long(time) if time > VERY_LONG)
     }
 }
 
-/// What an operation runs.
+/// The function or graph that an operation executes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runs {
-    /// Nothing that has a [`Length`]: it is short.
+    /// None that has a [`Length`]: the operation is short.
     Nothing,
-    /// The function of this handle.
+    /// The function with this handle.
     Function(u64),
-    /// The graph's instance of this handle.
+    /// The graph instance with this handle.
     Graph(u64),
 }
 
-/// How fast a stream gets on.
+/// Measured progress of a stream, and its limit of operations in flight.
 #[derive(Debug)]
 pub struct Pace {
-    /// Operations in flight at most.
+    /// Most operations in flight.
     window: u64,
-    /// Since when the oldest checkpoint that is not reached is the oldest.
+    /// When the oldest pending checkpoint became the oldest.
     since: Instant,
-    /// How long it had been when it was last looked at and not reached.
+    /// How long that checkpoint was pending when it was last polled.
     waited: Duration,
-    /// Behind this operation nothing is submitted before it is over; what it runs, and how long that took before.
+    /// The operation being measured, by number, the function or graph it runs, and the previously known length. Nothing
+    /// is submitted behind it before it has ended.
     measuring: Option<(u64, Runs, Length)>,
-    /// How long the last one took that was measured.
+    /// Duration of the last measured operation.
     measured: Duration,
 }
 
@@ -86,18 +88,18 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Operations that may be in flight.
+    /// Most operations that may be in flight.
     #[inline]
     pub fn window(&self) -> u64 {
         self.window
     }
 
-    /// A checkpoint is the oldest from now on.
+    /// Starts timing the checkpoint that has become the oldest.
     pub fn begin(&mut self) {
         (self.since, self.waited) = (Instant::now(), Duration::ZERO);
     }
 
-    /// The oldest checkpoint, over so many operations, is not reached.
+    /// Records that the oldest checkpoint, which covers this many operations, is still pending.
     pub fn note_waiting(&mut self, operations: u64, now: Instant) {
         self.waited = now.saturating_duration_since(self.since);
         if self.waited > HORIZON {
@@ -105,8 +107,8 @@ impl Pace {
         }
     }
 
-    /// The oldest checkpoint, over so many operations up to this one, is reached. Only what it was seen to last counts:
-    /// nobody may have looked for a while.
+    /// Records that the oldest checkpoint, which covers this many operations up to number `last`, was reached. Only the
+    /// time for which it was seen pending counts, since it may not have been polled for a while.
     pub fn note_reached(&mut self, operations: u64, last: u64) {
         if self
             .measuring
@@ -126,8 +128,8 @@ impl Pace {
         self.window = self.window.min(fits as u64).max(1);
     }
 
-    /// How long the kernel in flight is likely to take from now on: as long as before, or for ever. `None` where there is
-    /// none: what else takes long waits for some kernel.
+    /// Estimates how much longer the kernel being measured will run: as long as last time, or unlimited. `None` if no
+    /// kernel is being measured: other long operations wait for some kernel.
     fn rest(&self) -> Option<Duration> {
         Some(match self.measuring? {
             (_, _, Length::Long(before)) if self.waited < 2 * before => {
@@ -137,24 +139,24 @@ impl Pace {
         })
     }
 
-    /// Whether the oldest checkpoint takes long.
+    /// Whether the oldest checkpoint has been pending for long.
     pub fn is_long(&self) -> bool {
         self.waited > LONG
     }
 }
 
 impl Stream {
-    /// Has this operation, the last one submitted, run without another behind it, and takes its time.
+    /// Measures the stream's last submitted operation; nothing is submitted behind it meanwhile.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's status.
     fn measure(&mut self, gpu: &Gpu, what: Runs, before: Length) -> Result<(), CUresult> {
         self.checkpoint(gpu)?;
         self.pace.measuring = Some((self.ops(), what, before));
         Ok(())
     }
 
-    /// What was measured, if it is over, and how long it took.
+    /// Returns the measured function or graph with its length, if the measurement is over.
     fn measured(&mut self, gpu: &Gpu) -> Option<(Runs, Length)> {
         let (ops, what, before) = self.pace.measuring?;
         if !self.has_passed(gpu, ops) {
@@ -168,7 +170,7 @@ impl Stream {
         self.take_notice(gpu) >= ops
     }
 
-    /// Whether so many operations of it are done, counted from its beginning; takes down how long that takes.
+    /// Whether this many operations, counted from the stream's first, are done. Updates the measurements.
     pub fn is_past(&mut self, gpu: &Gpu, ops: u64) -> bool {
         self.look_at_pace(gpu, Instant::now());
         self.has_passed(gpu, ops)

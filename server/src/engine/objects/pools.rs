@@ -1,8 +1,8 @@
-//! Memory pools of sessions, and what is allocated from them.
+//! Memory pools of sessions, and their allocations.
 //!
-//! The driver's own pools, so that reuse in stream order, attributes and graph memory nodes are what the driver makes
-//! of them. Each session has its own, the one in place of a device's default pool included: so its attributes are
-//! its own, and what it keeps goes with it.
+//! These are pools of the driver, which therefore determines stream-ordered reuse, attributes and graph memory nodes.
+//! Each session has its own, including one that replaces the device's default pool, so a pool's attributes are private
+//! to the session, and the memory that it retains is freed with the session.
 
 use crate::engine::base::account::{Account, Charge, Memory};
 use crate::engine::base::bounds;
@@ -13,31 +13,31 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
 use std::collections::BTreeMap;
 
-/// Bytes that a pool may keep whatever its threshold is. The driver gives memory back whenever a stream is
-/// synchronized, which costs more than 100 µs each time; the server does that only when a session is idle.
+/// Minimum release threshold of a pool, in bytes. The driver releases memory above the threshold whenever a stream is
+/// synchronized, which costs more than 100 µs each time; the server does that only while a session is idle.
 pub const KEPT: u64 = 64 << 20;
 
 /// A pool.
 #[derive(Debug)]
 pub struct Pool {
-    /// The driver's.
+    /// The driver's pool.
     pub raw: CUmemoryPool,
     /// Server's ordinal.
     pub device: Ordinal,
-    /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD` as the program set it; the driver's is [`KEPT`] at the least.
+    /// `CU_MEMPOOL_ATTR_RELEASE_THRESHOLD` as the program set it; the driver's value is at least [`KEPT`].
     pub threshold: u64,
-    /// Bytes freed since it was last trimmed.
+    /// Bytes freed since `take_untrimmed` last returned true.
     freed: u64,
-    /// Bytes of its allocations.
+    /// Bytes allocated from it.
     used: u64,
-    /// What it keeps of freed memory, as far as is known.
+    /// Charge for the freed memory that it retains, as an upper bound.
     kept: Charge,
-    /// Another's, in which nothing is allocated here.
+    /// Whether another process created it; the session does not allocate from it then.
     imported: bool,
 }
 
 impl Pool {
-    /// What counts of the memory that it keeps: the driver has that when the session's work is done.
+    /// Returns the charge for the memory that it retains, which the driver has once the session's work is done.
     pub fn into_kept(self) -> Charge {
         self.kept
     }
@@ -48,19 +48,19 @@ impl Pool {
 struct Block {
     len: u64,
     charge: Option<Charge>,
-    /// Handle of the pool, which may be gone.
+    /// Handle of the pool, which may have been destroyed.
     pool: u64,
     /// Server's ordinal.
     device: Ordinal,
 }
 
-/// What a session has of all this.
+/// The memory pools of a session, and their allocations.
 #[derive(Debug)]
 pub struct Pools {
     /// By handle.
     pub pools: Slots<Pool>,
     blocks: BTreeMap<u64, Block>,
-    /// Some pool may keep more than it should.
+    /// Whether a pool may retain more than its threshold.
     untrimmed: bool,
 }
 
@@ -75,12 +75,12 @@ impl Default for Pools {
 }
 
 impl Pools {
-    /// Whether it has no pool.
+    /// Whether it has no pools and no allocations.
     pub fn is_untouched(&self) -> bool {
         self.pools.len() == 0 && self.blocks.is_empty()
     }
 
-    /// Adds a pool that was made.
+    /// Adds a pool that the session created.
     ///
     /// # Errors
     /// As [`Slots::insert`].
@@ -93,7 +93,7 @@ impl Pools {
         device: Ordinal,
     ) -> Result<(), CUresult> {
         let kept = account.take(Memory::Device(device), 0)?;
-        // An imported pool has no threshold.
+        // Fails for an imported pool, which has no threshold.
         let _ = set_threshold(gpu, raw, 0);
         let pool = Pool {
             raw,
@@ -110,7 +110,7 @@ impl Pools {
             .map_err(|(status, _)| status)
     }
 
-    /// Adds a pool that was imported.
+    /// Adds an imported pool.
     ///
     /// # Errors
     /// As [`Slots::insert`].
@@ -127,10 +127,10 @@ impl Pools {
         Ok(())
     }
 
-    /// Whether another allocation may be made.
+    /// Checks whether another allocation is allowed.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the session has too many.
     pub fn has_room(&self) -> Result<(), CUresult> {
         if self.blocks.len() < bounds::POOL_BLOCKS {
             Ok(())
@@ -139,10 +139,10 @@ impl Pools {
         }
     }
 
-    /// Counts an allocation that is about to be made: what its pool keeps is taken first, the rest is new.
+    /// Charges an allocation of `len` bytes that is about to be made, first against the memory that its pool retains.
     ///
     /// # Errors
-    /// As [`Account::take`], `CUDA_ERROR_INVALID_VALUE`.
+    /// As [`Account::take`]; `CUDA_ERROR_INVALID_VALUE` for an unknown pool.
     pub fn take(&mut self, pool: u64, len: u64) -> Result<Charge, CUresult> {
         let Ok(pool) = self.pools.get_mut(pool) else {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -157,20 +157,20 @@ impl Pools {
         }
     }
 
-    /// The allocation came to nothing.
+    /// Returns the charge of an allocation that failed.
     pub fn put_back(&mut self, pool: u64, charge: Charge) {
         if let Ok(pool) = self.pools.get_mut(pool) {
             pool.kept.merge(charge);
         }
     }
 
-    /// Whether some pool keeps freed memory.
+    /// Whether any pool retains freed memory.
     pub fn keep_any(&self) -> bool {
         self.pools.iter().any(|pool| pool.kept.bytes() > 0)
     }
 
-    /// Has the driver take what pools keep, but for so many bytes of each, and counts what they have then. Nothing of the
-    /// session's may be in flight.
+    /// Trims each pool to `keep` bytes of retained memory (`cuMemPoolTrimTo`) and updates the charges. None of the
+    /// session's work may be in flight.
     pub fn settle(&mut self, gpu: &Gpu, keep: impl Fn(&Pool) -> u64) {
         let driver = &gpu.driver.memory;
         for pool in self.pools.iter_mut() {
@@ -185,7 +185,7 @@ impl Pools {
                 .and_then(|()| driver.pool_trim_to(pool.raw, keep as usize))
                 .and_then(|()| driver.pool_get_attribute(pool.raw, which, &mut reserved));
             let now = reserved.saturating_sub(pool.used);
-            // The driver's units are larger than what was asked for: never more than what was freed.
+            // The driver's granularity exceeds the requested sizes; never charge more than was freed.
             let now = now.min(pool.kept.bytes());
             if let Err(status) = known.and_then(|()| pool.kept.resize(now)) {
                 tracing::debug!("what a pool keeps: {status}");
@@ -193,7 +193,7 @@ impl Pools {
         }
     }
 
-    /// Notes an allocation and what it counts as.
+    /// Records an allocation and its charge.
     pub fn note(
         &mut self,
         (address, len): (u64, u64),
@@ -213,19 +213,19 @@ impl Pools {
         self.blocks.insert(address, block);
     }
 
-    /// The device of the allocation that contains an address.
+    /// Returns the device of the allocation that contains an address.
     pub fn device_at(&self, address: u64) -> Option<Ordinal> {
         let (start, block) = self.blocks.range(..=address).next_back()?;
         (address - start < block.len).then_some(block.device)
     }
 
-    /// Whether an allocation begins at this address, and on which device.
+    /// Returns the device of the allocation that begins at this address, if there is one.
     pub fn device_of(&self, address: u64) -> Option<Ordinal> {
         self.blocks.get(&address).map(|block| block.device)
     }
 
-    /// Notes that the allocation at this address was freed: its pool keeps it. What counts of it where the pool is gone:
-    /// the driver has it when the session's work is done.
+    /// Records that the allocation at this address was freed: its pool retains the memory. If the pool is imported or
+    /// was destroyed, returns the allocation's charge: the driver has the memory once the session's work is done.
     pub fn note_free(&mut self, address: u64) -> Option<Charge> {
         let block = self.blocks.remove(&address)?;
         let Ok(pool) = self.pools.get_mut(block.pool) else {
@@ -241,7 +241,7 @@ impl Pools {
         None
     }
 
-    /// Notes a new threshold of a pool.
+    /// Records a new release threshold of a pool, in bytes.
     pub fn note_threshold(&mut self, pool: u64, threshold: u64) {
         if let Ok(pool) = self.pools.get_mut(pool) {
             pool.threshold = threshold;
@@ -258,7 +258,7 @@ impl Pools {
             })
     }
 
-    /// Whether a pool may keep more than it should; asked once.
+    /// Whether a pool may retain more than its threshold; resets the state.
     pub fn take_untrimmed(&mut self) -> bool {
         for pool in self.pools.iter_mut().filter(|_| self.untrimmed) {
             pool.freed = 0;
@@ -266,12 +266,12 @@ impl Pools {
         std::mem::take(&mut self.untrimmed)
     }
 
-    /// Whether a pool may keep more than it should.
+    /// Whether a pool may retain more than its threshold.
     pub fn is_untrimmed(&self) -> bool {
         self.untrimmed
     }
 
-    /// Frees everything, on a stream with no work of the session's.
+    /// Frees all allocations on a stream without work of the session, and destroys the pools.
     pub fn clear(&mut self, gpu: &Gpu) {
         for (address, block) in std::mem::take(&mut self.blocks) {
             free(gpu, address, block.device);
@@ -286,7 +286,7 @@ impl Pools {
     }
 }
 
-/// Frees memory of a session that has ended, on a stream with no work of the session's.
+/// Frees memory of an ended session on a stream without work of that session (`cuMemFreeAsync`).
 pub fn free(gpu: &Gpu, address: u64, device: Ordinal) {
     let device = &gpu.devices[device];
     let freed = device
@@ -297,17 +297,17 @@ pub fn free(gpu: &Gpu, address: u64, device: Ordinal) {
             device.keep_stream(&gpu.driver, 0, stream);
             freed
         });
-    // An allocation of a graph that has not run is no memory.
+    // Fails for an allocation node whose graph has never run.
     if let Err(status) = freed {
         tracing::debug!("cuMemFreeAsync of a session that ended: {status}");
         gpu.note_status(status);
     }
 }
 
-/// Sets the threshold that a program asks for, and [`KEPT`] at the least.
+/// Sets a pool's release threshold to the requested bytes, but at least [`KEPT`].
 ///
 /// # Errors
-/// The driver's.
+/// The driver's status.
 pub fn set_threshold(gpu: &Gpu, pool: CUmemoryPool, bytes: u64) -> Result<(), CUresult> {
     let mut value = bytes.max(KEPT);
     let which = CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;

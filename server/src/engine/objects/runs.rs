@@ -1,13 +1,13 @@
-//! Runs: launches that follow each other in a stream, given to the driver as one graph.
+//! Launch batches: consecutive launches of a stream, submitted to the driver as one graph.
 //!
-//! A launch costs the driver 1.3 to 3.8 µs, some of it under the context's lock, and the GPU a pause before the next one.
-//! A node of a graph that was instantiated before takes 0.3 µs to be given another kernel, and the graph's launch 3 to 5 µs
-//! whatever its length (docs/design/0014-runs-of-launches.md). So a stream that gets many launches has graphs that are
-//! chains of kernels, of a few lengths. Where a client has queued several launches, the nodes of such a chain become those
-//! kernels. What a kernel sees is the same: a node begins when the one before it has ended.
+//! A launch costs the driver 1.3 to 3.8 µs, partly under the context's lock, and costs the GPU a pause before the next
+//! one. Setting another kernel in a node of an instantiated graph takes 0.3 µs, and launching the graph takes 3 to 5 µs
+//! whatever its length (docs/design/0014-runs-of-launches.md). A stream with many launches therefore keeps graphs that
+//! are chains of kernels, in a few lengths. If a client has queued several launches, the nodes of such a chain are set
+//! to those kernels. Kernels execute as if launched one by one: a node begins when the preceding one has ended.
 //!
-//! A client's mark behind the launches can be the graph's last node: 2 µs less of its wait, and more where many wait and a
-//! kernel writes the flag (marks.rs).
+//! A client's completion marker after the launches can be the graph's last node. That makes the client's wait 2 µs
+//! shorter, or more if many clients wait and a kernel writes the flag (marks.rs).
 
 mod session;
 
@@ -21,25 +21,25 @@ use mpsshim_proto::ring::Place;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Kernels of a run at most.
+/// Most kernels in a batch.
 const MOST: usize = LENGTHS[LENGTHS.len() - 1];
 const _: () = assert!(MOST == LAUNCH_RUN);
 const LENGTHS: [usize; 6] = [1, 2, 4, 8, 16, 32];
-/// As often a length must have been wanted until a graph is made for it, which takes the driver 5 µs a kernel.
+/// How often a length must have been wanted before a graph is created for it, which takes the driver 5 µs per kernel.
 const WANTED: u32 = 8;
-/// Kernels in front of a mark that are not begun before the whole graph is, at most: the GPU waits for them.
+/// Most kernels in a batch with a mark on an idle stream: the GPU starts them only when the whole graph is submitted.
 const UNBEGUN: usize = 4;
-/// How long is waited for the mark behind a launch of a client that usually waits for each.
+/// How long to wait for the mark after a launch of a client that usually waits for each launch.
 const FOR_MARK: Duration = Duration::from_micros(1);
 
-/// A launch of a run.
+/// A launch in a batch.
 #[derive(Debug)]
 pub struct Planned {
     body: Launch,
     raw: CUfunction,
-    /// Where its parameters are: in the ring.
+    /// Address of its parameters, in the ring.
     params: u64,
-    /// Behind its message.
+    /// Position behind its message.
     end: Place,
 }
 
@@ -49,13 +49,13 @@ impl Planned {
         &self.body
     }
 
-    /// Its threads.
+    /// Number of its threads.
     fn threads(&self) -> u64 {
         let all = self.body.grid.iter().chain(&self.body.block);
         all.fold(1, |all, some| all.saturating_mul((*some).into()))
     }
 
-    /// Its kernel and shape, without parameters, in the driver's form.
+    /// Its kernel and launch configuration, without parameters, in the driver's format.
     fn shape(&self) -> CUDA_KERNEL_NODE_PARAMS {
         CUDA_KERNEL_NODE_PARAMS {
             function: self.raw.0,
@@ -71,8 +71,8 @@ impl Planned {
         let len = self.body.param_len as usize;
         to.clear();
         to.reserve(len);
-        // SAFETY: so many bytes are in the ring, or in a message that is kept; `to` has room for them. The client may change
-        // them meanwhile: whatever they are then is what it launches.
+        // SAFETY: `len` bytes are in the ring, or in a message that is kept; `to` has room for them. The client may
+        // change them meanwhile, which only affects its own launch.
         unsafe {
             std::ptr::copy_nonoverlapping(self.params as *const u8, to.as_mut_ptr(), len);
             to.set_len(len);
@@ -80,18 +80,18 @@ impl Planned {
     }
 }
 
-/// A kernel of a chain, and the launch it was last made.
+/// A kernel node of a chain, and the launch to which it was last set.
 #[derive(Debug)]
 struct Link {
     node: CUgraphNode,
     shape: CUDA_KERNEL_NODE_PARAMS,
     params: Vec<u8>,
-    /// The driver took them.
+    /// Whether the driver accepted that launch.
     given: bool,
 }
 
 impl Link {
-    /// No node yet, for `planned`.
+    /// Creates a link for `planned` that has no node yet.
     fn new(planned: &Planned) -> Link {
         let mut link = Link {
             node: CUgraphNode::NULL,
@@ -103,12 +103,12 @@ impl Link {
         link
     }
 
-    /// Whether it is this launch already: its client repeats itself.
+    /// Whether the node is already set to this launch, as is the case for a client that repeats itself.
     fn is(&self, shape: &CUDA_KERNEL_NODE_PARAMS, params: &[u8]) -> bool {
         self.given && self.params == params && self.shape.as_bytes() == shape.as_bytes()
     }
 
-    /// Has `give` take the launch in the driver's form.
+    /// Calls `give` with the node and the launch in the driver's format.
     fn with<R>(&mut self, give: impl FnOnce(CUgraphNode, &CUDA_KERNEL_NODE_PARAMS) -> R) -> R {
         let mut size = self.params.len();
         let extra = packed(self.params.as_mut_ptr(), &mut size);
@@ -120,15 +120,15 @@ impl Link {
     }
 }
 
-/// The client's flag that is written behind a run.
+/// A completion marker at the end of a batch.
 #[derive(Clone, Copy, Debug)]
 struct Marking {
     body: Mark,
     by: Writer,
     context: CUcontext,
-    /// The device's address of the flag.
+    /// Device address of the flag.
     address: CUdeviceptr,
-    /// Behind its message.
+    /// Position behind its message.
     end: Place,
 }
 
@@ -145,7 +145,7 @@ impl Marking {
         }
     }
 
-    /// Makes a node that was another mark by the same writer this one.
+    /// Sets a node to this mark. Its previous mark had the same writer.
     fn set_in(
         &self,
         driver: &Driver,
@@ -162,7 +162,7 @@ impl Marking {
         }
     }
 
-    /// Has `give` take the operation that writes it in the driver's form.
+    /// Calls `give` with the write operation in the driver's format.
     fn operation<R>(&self, give: impl FnOnce(&CUDA_BATCH_MEM_OP_NODE_PARAMS) -> R) -> R {
         let write = CUstreamBatchMemOpParams {
             operation: CU_STREAM_MEM_OP_WRITE_VALUE_32,
@@ -179,18 +179,18 @@ impl Marking {
     }
 }
 
-/// A graph that is a chain of kernels, or of kernels and a mark.
+/// A graph that is a chain of kernels, possibly with a mark at its end.
 #[derive(Debug)]
 struct Chain {
     graph: CUgraph,
     exec: CUgraphExec,
     kernels: Vec<Link>,
     mark: Option<CUgraphNode>,
-    /// To read parameters into.
+    /// Buffer for reading parameters.
     spare: Vec<u8>,
 }
 
-/// What the driver does not take as a node.
+/// The part of a batch that the driver refused as a node.
 enum Unfit {
     /// The function with this handle.
     Function(u64),
@@ -198,7 +198,8 @@ enum Unfit {
 }
 
 impl Chain {
-    /// A chain of so many launches like `first`, and a mark, for a stream of this priority. The context must be current.
+    /// Creates a chain of `len` launches like `first`, and a mark, for a stream of this priority. The context must be
+    /// current.
     fn new(
         driver: &Driver,
         len: usize,
@@ -254,8 +255,8 @@ impl Chain {
             .instantiate(&mut self.exec, self.graph, flags.into())
     }
 
-    /// Where the device is full, the kernel that writes the mark is the first for which there is room; the others are as
-    /// urgent as their stream.
+    /// Gives the kernel that writes the mark the highest priority, so that it runs first as soon as a full device has
+    /// room; the others keep their stream's priority.
     fn prefer_mark(&self, driver: &Driver, priority: i32) -> Result<(), CUresult> {
         let kernels = self.kernels.iter().map(|link| (link.node, priority));
         for (node, priority) in kernels.chain(self.mark.map(|node| (node, GREATEST))) {
@@ -264,7 +265,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Adds a node behind the last kernel.
+    /// Adds a node after the last kernel.
     fn add(&self, driver: &Driver, kind: u32, body: &[u8]) -> Result<CUgraphNode, CUresult> {
         let mut params = CUgraphNodeParams {
             kind,
@@ -284,7 +285,7 @@ impl Chain {
         Ok(node)
     }
 
-    /// Makes the nodes these launches and this mark.
+    /// Sets the nodes to these launches and this mark.
     fn set(
         &mut self,
         driver: &Driver,
@@ -313,7 +314,7 @@ impl Chain {
         Ok(())
     }
 
-    /// What of it still runs goes on.
+    /// Destroys the graph. Launches of it that are in flight continue.
     fn end(&self, driver: &Driver) {
         if self.exec != CUgraphExec::NULL {
             let _ = driver.graph.exec_destroy(self.exec);
@@ -322,17 +323,19 @@ impl Chain {
     }
 }
 
-/// The chains of a stream, without a mark and with one by each writer, by length.
+/// The chains of a stream: without a mark, with a mark written by an operation, and with one written by a kernel, each
+/// by length.
 #[derive(Debug, Default)]
 pub struct Chains {
     chains: [[Option<Chain>; LENGTHS.len()]; 3],
     wanted: [[u32; LENGTHS.len()]; 3],
-    /// The driver does not make them, or not launch them.
+    /// Whether the driver has refused to create or launch a chain.
     refused: bool,
 }
 
 impl Chains {
-    /// The longest chain for a run of `len`, made if it was wanted often; with a mark, for all of the run.
+    /// Returns the longest chain for a batch of `len` launches, created if it was wanted often. With a mark, the chain
+    /// must hold the whole batch.
     fn longest(
         &mut self,
         driver: &Driver,
@@ -378,13 +381,13 @@ impl Chains {
         }
     }
 
-    /// There will be none any more. The context must be current.
+    /// Destroys the chains and creates no more. The context must be current.
     fn refuse(&mut self, driver: &Driver) {
         self.refused = true;
         self.end(driver);
     }
 
-    /// Whether there are any.
+    /// Whether there are any chains.
     pub fn any(&self) -> bool {
         self.chains.iter().flatten().any(Option::is_some)
     }

@@ -1,8 +1,8 @@
-//! Events that several sessions of one user share: `cuIpcGetEventHandle`, `cuIpcOpenEventHandle`.
+//! Events shared by several sessions of one user: `cuIpcGetEventHandle`, `cuIpcOpenEventHandle`.
 //!
-//! The handle that programs pass on is a number that was drawn at random; what it stands for is known here only. The
-//! driver's event lives as long as any session has it. As natively, a handle can be opened when nobody has the event any
-//! more: it stands for one whose last record is what it was.
+//! The handle that programs exchange is a random number, which only the server can resolve. The driver's event lives as
+//! long as any session has it open. As with the genuine driver, a handle can still be opened after every session has
+//! closed the event: the new event then has the state of its last record.
 
 use crate::engine::base::driver::Driver;
 use crate::engine::base::ordinal::Ordinal;
@@ -18,39 +18,40 @@ use std::sync::{Arc, Weak};
 /// `CUipcEventHandle`.
 pub type Token = [u64; 8];
 
-/// A driver's event of one record, or the event that a session made.
+/// A driver event that belongs to one record, or the event that the exporting session created.
 #[derive(Clone, Copy, Debug)]
 struct Made {
     raw: CUevent,
     device: Ordinal,
-    /// Whose context it is in: an event is recorded in its own context only, and waited for in all.
+    /// The side of its context: an event can be recorded only in its own context, but waited for in any.
     side: Side,
 }
 
-/// Driver's events that no record needs any more.
+/// Driver events that no record uses any more.
 type Spare = Arc<Mutex<Vec<Made>>>;
 
-/// Spare events at most.
+/// Most spare events that are kept.
 const MOST_SPARE: usize = 64;
-/// Events that nobody has any more and whose handles can be opened, of one user: as many more as one program makes.
+/// Most events per user that no session has open but whose handles can still be opened. Allows for the number of events
+/// that one program may create.
 const MOST_LEFT: usize = 1024;
 
-/// One record of an event of several sessions. It has a driver's event of its own: whoever waits for this record does not
-/// wait for a later one.
+/// One record of a shared event. It has a driver event of its own, so that a wait for this record does not wait for
+/// later ones.
 #[derive(Debug)]
 pub struct Record {
     state: Mutex<State>,
-    /// Where its driver's event goes in the end; `None`: that is the event itself.
+    /// Receives the driver event when the record is dropped; `None` if the driver event is the shared event itself.
     spare: Option<Spare>,
 }
 
 #[derive(Debug)]
 enum State {
-    /// It is deferred. The record before it counts if it is never made.
+    /// The record is deferred. If it is never made, the preceding record applies.
     Pending(Option<Arc<Record>>),
-    /// The driver has it.
+    /// The driver has made the record.
     Made(Made),
-    /// It was refused, or its session has ended: the record before it counts.
+    /// It was refused, or its session has ended: the preceding record applies.
     Failed(Option<Arc<Record>>),
 }
 
@@ -62,14 +63,14 @@ impl Drop for Record {
     }
 }
 
-/// How a record stands.
+/// The effective state of a record.
 #[derive(Debug)]
 pub enum Standing {
-    /// There is none.
+    /// There is no record.
     None,
-    /// The driver has it, as this event.
+    /// The driver has made the record, with this event.
     Made(CUevent),
-    /// It is deferred.
+    /// The record is deferred.
     Pending,
 }
 
@@ -79,7 +80,7 @@ impl Record {
         Arc::new(Record { state, spare })
     }
 
-    /// What counts in place of one that failed.
+    /// Returns the record that applies in place of a failed one.
     fn effective(mut record: Arc<Record>) -> Option<Arc<Record>> {
         loop {
             let before = match &*record.state.lock() {
@@ -91,7 +92,7 @@ impl Record {
         Some(record)
     }
 
-    /// Whether the device has not got there yet, as far as is known.
+    /// Whether the device may not have reached the record yet.
     fn is_ahead(&self, driver: &Driver) -> bool {
         match &*self.state.lock() {
             State::Made(made) => driver.event_query(made.raw) == Err(CUDA_ERROR_NOT_READY),
@@ -100,25 +101,25 @@ impl Record {
         }
     }
 
-    /// Whether its driver's event is in the contexts of a side.
+    /// Whether its driver event belongs to a context of this side.
     fn is_of(&self, side: Side) -> bool {
         matches!(&*self.state.lock(), State::Made(made) if made.side == side)
     }
 
-    /// How it stands, or the one that counts in its place.
+    /// Returns the state of a record, or of the one that applies in its place if it failed.
     pub fn standing(record: &Arc<Record>) -> Standing {
         match Record::effective(record.clone()) {
             None => Standing::None,
             Some(record) => match &*record.state.lock() {
                 State::Made(made) => Standing::Made(made.raw),
-                // It may have failed just now: who asks again is told more.
+                // It may have failed just now; the next query then returns the final state.
                 State::Pending(_) | State::Failed(_) => Standing::Pending,
             },
         }
     }
 }
 
-/// A deferred record, for the session that makes it. Dropped before, the record has failed.
+/// A deferred record, held by the session that is to make it. If the ticket is dropped first, the record fails.
 #[derive(Debug)]
 pub struct Ticket(Arc<Record>);
 
@@ -132,57 +133,58 @@ impl Drop for Ticket {
     }
 }
 
-/// What a message that is deferred has of an event of several sessions, as it was when the message came.
+/// The part of a shared event that belongs to a deferred message, as of the message's arrival.
 #[derive(Debug)]
 pub enum Taken {
-    /// It records the event.
+    /// The message records the event.
     Record(Ticket),
-    /// It waits for this record of it.
+    /// The message waits for this record.
     Wait(Option<Arc<Record>>),
 }
 
-/// An event of several sessions.
+/// An event shared by several sessions.
 #[derive(Debug)]
 pub struct SharedEvent {
-    /// The maker's event, which graphs record and wait for; it is recorded with each record made in its context.
+    /// The exporting session's event, which graphs record and wait for. Each record made in its context records it,
+    /// too.
     made: Made,
-    /// Whose sessions may open it.
+    /// The user whose sessions may open it.
     uid: u32,
     token: Token,
-    /// The last record: of all sessions, in the order in which the server took them out of their rings.
+    /// The latest record by any session, in the order in which the server took the messages out of the rings.
     latest: Mutex<Option<Arc<Record>>>,
-    /// Graphs may record it.
+    /// Whether graphs may record it.
     by_graphs: AtomicBool,
     spare: Spare,
 }
 
 impl SharedEvent {
-    /// Whether some session has recorded it.
+    /// Whether any session has recorded it.
     pub fn is_recorded(&self) -> bool {
         self.is_by_graphs() || self.latest.lock().is_some()
     }
 
-    /// The last record.
+    /// Returns the latest record.
     pub fn latest(&self) -> Option<Arc<Record>> {
         self.latest.lock().clone()
     }
 
-    /// Graphs may record it from now on.
+    /// Notes that graphs may record it from now on.
     pub fn note_by_graphs(&self) {
         self.by_graphs.store(true, Ordering::Release);
     }
 
-    /// Whether graphs may record it: then [`SharedEvent::raw`] counts too.
+    /// Whether graphs may record it: then [`SharedEvent::raw`] must be considered as well.
     pub fn is_by_graphs(&self) -> bool {
         self.by_graphs.load(Ordering::Acquire)
     }
 
-    /// The driver's event that graphs know.
+    /// The driver's event that graphs use.
     pub fn raw(&self) -> CUevent {
         self.made.raw
     }
 
-    /// A record that is deferred: from now on it is the last one.
+    /// Adds a deferred record, which is the latest from now on.
     pub fn defer_record(&self) -> Ticket {
         let mut latest = self.latest.lock();
         let before = latest.take();
@@ -191,10 +193,11 @@ impl SharedEvent {
         Ticket(record)
     }
 
-    /// Records it on a driver's stream of the context that is current, of `device`; `ticket`, if the record was deferred.
+    /// Records the event on a driver stream of the current context, which is on `device`. `ticket` is set if the record
+    /// was deferred.
     ///
     /// # Errors
-    /// The driver's: there is no such record then.
+    /// The driver's status; a deferred record then fails.
     pub fn record(
         &self,
         driver: &Driver,
@@ -213,7 +216,7 @@ impl SharedEvent {
                 State::Failed(self.latest.lock().replace(record))
             }
         };
-        // Outside of the locks: it may be the last to hold other records.
+        // Dropped outside the locks, since it may be the last reference to other records.
         drop(before);
         if (made.device, made.side) == (self.made.device, self.made.side) {
             driver.event_record(self.made.raw, stream, 0)?;
@@ -251,16 +254,16 @@ impl SharedEvent {
     }
 }
 
-/// An event that no session has any more.
+/// A shared event that no session has open any more.
 #[derive(Debug)]
 struct Left {
     uid: u32,
     device: Ordinal,
-    /// Its last record, if the device had not got there when the event was given up.
+    /// Its latest record, if the device had not reached it when the last session closed the event.
     record: Option<Arc<Record>>,
 }
 
-/// The events that can be opened.
+/// All shared events that can be opened.
 #[derive(Debug, Default)]
 pub struct SharedEvents {
     known: Mutex<Known>,
@@ -276,7 +279,7 @@ struct Known {
 }
 
 impl Known {
-    /// Remembers an event that nobody has any more.
+    /// Keeps an event that no session has open any more, and discards the user's oldest one beyond [`MOST_LEFT`].
     fn leave(&mut self, token: Token, left: Left) {
         let uid = left.uid;
         self.left.insert(token, left);
@@ -292,11 +295,11 @@ impl Known {
 }
 
 impl SharedEvents {
-    /// The token of a session's event, which others may open from now on.
+    /// Returns the token of a session's event and allows other sessions to open it.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OPERATING_SYSTEM` without random numbers, `CUDA_ERROR_CAPTURED_EVENT` for one whose record is part of a
-    /// capture.
+    /// `CUDA_ERROR_OPERATING_SYSTEM` if no random numbers are available, `CUDA_ERROR_CAPTURED_EVENT` if the event's
+    /// record is part of a capture.
     pub fn export(&self, event: &mut Event, uid: u32) -> Result<Token, CUresult> {
         if let Some(shared) = &event.shared {
             return Ok(shared.token);
@@ -325,10 +328,10 @@ impl SharedEvents {
         Ok(token)
     }
 
-    /// The event of a token, for a session of the same user. `create` makes a driver's event on a device.
+    /// Opens the event with this token for a session of the same user. `create` creates a driver event on a device.
     ///
     /// # Errors
-    /// `CUDA_ERROR_MAP_FAILED`, as for a handle that is none; the driver's.
+    /// `CUDA_ERROR_MAP_FAILED` for an invalid token or one of another user, or the driver's status.
     pub fn import(
         &self,
         token: &Token,
@@ -376,17 +379,17 @@ impl SharedEvents {
         })
     }
 
-    /// Whether sessions share events of a side, or may wait for records that were made there.
+    /// Whether sessions share events of a side, or may wait for records made there.
     pub fn any_of(&self, side: Side) -> bool {
-        // Under the lock, as in `end`: what is upgraded here must not be taken for another holder there.
+        // Under the lock, as in `end`, so that the upgraded reference is not mistaken for another holder there.
         let known = self.known.lock();
         let mut alive = known.events.values().filter_map(Weak::upgrade);
         alive.any(|event| event.is_of(side))
     }
 
-    /// Destroys the spare events of a side, whose context is about to go.
+    /// Destroys the spare events of a side whose context is about to be destroyed.
     pub fn clear_spare(&self, driver: &Driver, side: Side) {
-        // Nothing is in flight there: these records are complete.
+        // Nothing is in flight on the side, so its records are complete.
         let over: Vec<_> = {
             let mut known = self.known.lock();
             let left = known.left.values_mut();
@@ -403,13 +406,13 @@ impl SharedEvents {
         }
     }
 
-    /// A session gives its event up; the last one ends it.
+    /// Closes a session's event; the last session to close it destroys it.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's status.
     pub fn end(&self, driver: &Driver, event: Event) -> Result<(), CUresult> {
         if let Some(shared) = event.shared {
-            // Under the lock, so that nobody opens what is being ended.
+            // Under the lock, so that no session can open the event while it is being destroyed.
             let mut known = self.known.lock();
             let Some(last) = Arc::into_inner(shared) else {
                 return Ok(());
@@ -417,7 +420,7 @@ impl SharedEvents {
             known.events.remove(&last.token);
             let record = last.latest.into_inner().and_then(Record::effective);
             let record = record.filter(|record| record.is_ahead(driver));
-            // The record is the event itself, which goes when the record does.
+            // The pending record uses the event itself, which is then destroyed with the record.
             let is_itself = record.as_ref().is_some_and(|record| record.spare.is_none());
             let record = match is_itself {
                 true => Some(Record::new(
@@ -441,8 +444,8 @@ impl SharedEvents {
         driver.event_destroy(event.raw)
     }
 
-    /// Destroys the spare events if no event is shared any more. To be called again when a session is gone, which may have held
-    /// records.
+    /// Destroys the spare events if no event is shared any more. Must be called again after a session has ended, which
+    /// may have held records.
     pub fn settle(&self, driver: &Driver) {
         let shared = |event: &Weak<SharedEvent>| event.strong_count() > 0;
         let over: Vec<_> = {
@@ -502,7 +505,7 @@ mod tests {
         let (first, second) = (shared.defer_record(), shared.defer_record());
         let waits = shared.latest();
         assert!(matches!(standing(&waits), Some(Standing::Pending)));
-        // Whichever of them fails first, what was there before counts.
+        // Whichever record fails first, the preceding one applies.
         drop(second);
         assert!(matches!(standing(&waits), Some(Standing::Pending)));
         drop(first);

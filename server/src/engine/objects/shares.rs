@@ -1,8 +1,8 @@
-//! Device memory that one session lets others of the same user open (`cuIpcGetMemHandle`).
+//! Device memory that a session allows others of the same user to open (`cuIpcGetMemHandle`).
 //!
-//! A handle is a random token. It stands for one allocation of the program's, which may be part of a grant; who
-//! opens it sees the same addresses, since all live in one address space. The grant lasts until the last of its
-//! holders gives it back.
+//! A handle contains a random token that stands for one allocation of the program, which may be part of a grant. It is
+//! opened at the same addresses, since all clients share one address space. The grant lives until its last holder
+//! returns it.
 
 use crate::engine::base::account::{Account, Memory};
 use crate::engine::base::bounds;
@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 
-/// What tells a handle of ours from others.
+/// Identifies a handle created by the server.
 const MAGIC: [u8; 16] = *b"mpsshim memory 1";
 
-/// A random number that nobody guesses.
+/// A random number that cannot be guessed.
 type Token = [u8; 32];
 
 #[derive(Debug)]
@@ -27,20 +27,20 @@ struct Share {
     grant: Weak<Grant>,
 }
 
-/// All handles that are valid.
+/// All valid handles.
 #[derive(Debug, Default)]
 pub struct Shares(Mutex<HashMap<Token, Share>>);
 
-/// Memory of another session that this one has open.
+/// Another session's memory that this session has open.
 #[derive(Debug)]
 struct Opened {
     len: u64,
     grant: Arc<Grant>,
-    /// How often it must be closed.
+    /// Number of closes still required.
     count: u32,
 }
 
-/// What a session shares, and what it has open.
+/// The memory that a session shares, and the memory it has open.
 #[derive(Debug, Default)]
 pub struct Sharing {
     given: BTreeMap<u64, (u64, Token)>,
@@ -72,15 +72,16 @@ fn random() -> Result<Token, CUresult> {
 }
 
 impl Sharing {
-    /// Whether nothing was given or opened.
+    /// Whether nothing is shared or open.
     pub fn is_untouched(&self) -> bool {
         self.given.is_empty() && self.opened.is_empty()
     }
 
-    /// The handle of `[start, start + len)`, which lies in a grant of the session; the same one each time.
+    /// Returns the handle of `[start, start + len)`, which must lie in a grant of the session. Repeated calls return
+    /// the same handle.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` when too much is shared.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if too many ranges are shared.
     pub fn share(
         &mut self,
         shares: &Shares,
@@ -110,18 +111,20 @@ impl Sharing {
         Ok(handle_of(&token))
     }
 
-    /// The allocation at `start` is freed: its handle opens nothing any more.
+    /// Invalidates the handle of the allocation at `start`, which is being freed.
     pub fn forget(&mut self, shares: &Shares, start: u64) {
         if let Some((_, token)) = self.given.remove(&start) {
             shares.0.lock().remove(&token);
         }
     }
 
-    /// Opens what a handle stands for: first address, bytes, and the grant it lies in.
+    /// Opens the memory of a handle. Returns its start address, its length in bytes and its grant.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for a handle that is none, that was forgotten, or another user's;
-    /// `CUDA_ERROR_INVALID_CONTEXT` for one's own; `CUDA_ERROR_OUT_OF_MEMORY` when too much is open.
+    /// `CUDA_ERROR_INVALID_VALUE` for an invalid or revoked handle, or one of another user;
+    /// `CUDA_ERROR_INVALID_CONTEXT` for a handle of this session; `CUDA_ERROR_ALREADY_MAPPED` if an earlier share of
+    /// the same address is still open; `CUDA_ERROR_OUT_OF_MEMORY` if too many ranges are open or the account exceeds
+    /// its limit.
     pub fn open(
         &mut self,
         shares: &Shares,
@@ -148,11 +151,11 @@ impl Sharing {
             Some(opened) if Arc::ptr_eq(&opened.grant, &grant) && opened.len == len => {
                 opened.count += 1;
             }
-            // What was freed and shared anew while an earlier share of the same address is open.
+            // The range was freed and shared anew while an earlier share of the same address is still open.
             Some(_) => return Err(CUDA_ERROR_ALREADY_MAPPED),
             None if full => return Err(CUDA_ERROR_OUT_OF_MEMORY),
-            // Whoever allocates it pays as long as it has it. Its openers pay after that, over their limits if need be; no
-            // more of that for one who is there already.
+            // The allocating session is charged while it holds the grant. After that its openers are charged, even
+            // beyond their limits; a session already over its limit may therefore not open more.
             None if account.is_over(Memory::Device(grant.device)) => {
                 return Err(CUDA_ERROR_OUT_OF_MEMORY);
             }
@@ -165,10 +168,10 @@ impl Sharing {
         Ok((start, len, held))
     }
 
-    /// Closes what begins at `start`; the grant, if that was the last time.
+    /// Closes the memory that begins at `start`. Returns the grant if this was the last close.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE`.
+    /// `CUDA_ERROR_INVALID_VALUE` if no open memory begins there.
     pub fn close(&mut self, start: u64) -> Result<Option<Arc<Grant>>, CUresult> {
         let opened = self
             .opened
@@ -181,7 +184,7 @@ impl Sharing {
         Ok(self.opened.remove(&start).map(|opened| opened.grant))
     }
 
-    /// Whether `[address, address + len)` lies in what is open.
+    /// Whether `[address, address + len)` lies in memory that is open.
     pub fn contains(&self, address: u64, len: u64) -> bool {
         self.opened
             .range(..=address)
@@ -191,7 +194,7 @@ impl Sharing {
             })
     }
 
-    /// Ends everything; the grants that were open.
+    /// Invalidates all handles and closes all memory. Returns the grants that were open.
     pub fn clear(&mut self, shares: &Shares) -> Vec<Arc<Grant>> {
         let mut all = shares.0.lock();
         for (_, token) in std::mem::take(&mut self.given).into_values() {

@@ -1,13 +1,13 @@
 //! Variables of a session's images, saved while the session is at rest.
 //!
-//! Another server loads the images again, which gives variables the content that they had at first. So a session is bound
-//! from the moment that something is submitted that may write one: a launch from an image whose kernels may write
-//! variables, or anything that names a variable by its address. When the session has then been at rest for a moment, a
-//! thread of its own reads those variables and writes down what differs from the first content, and the session is
+//! The next server loads the images again, so that variables have their initial content. A session is therefore bound
+//! to its context as soon as work is submitted that may write a variable: a launch from an image whose kernels may
+//! write variables, or an operation on a variable by its address. When the session has then been at rest for [`REST`],
+//! a dedicated thread reads those variables and saves their differences from the initial content, and the session is
 //! portable again.
 //!
-//! An address of a variable means something else in the next server. One that the client names is translated
-//! ([`Session::place_of`]); one that kernels have left in a variable cannot be, and the session stays bound.
+//! In the next server, variables may have other addresses. An address that the client passes is translated
+//! ([`Session::place_of`]); an address that kernels have stored in a variable cannot be, and the session stays bound.
 
 pub mod session;
 
@@ -18,83 +18,83 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// How long a session is at rest before its variables are saved: longer than the pauses between the launches and the copies
-/// of one request, short beside the time until a program is asked for something again.
+/// How long a session must be at rest before its variables are saved: longer than the pauses between the launches and
+/// copies of one request, short compared with the time between requests to a program.
 const REST: Duration = Duration::from_millis(2);
-/// It is at rest for so many times as long as its last snapshot took, so that a program with many short requests is not held
-/// up by them.
+/// The session must also be at rest for this multiple of the duration of its last snapshot, so that snapshots do not
+/// slow down a program that serves many short requests.
 const REST_PER_SNAPSHOT: u32 = 8;
-/// How soon to look again when another session's variables are being saved.
+/// Poll interval while another session's variables are being saved.
 const BUSY: Duration = Duration::from_micros(200);
-/// A word of a variable that is an address so close to a variable is taken for one into the image, of a literal say, bytes.
+/// A word within this many bytes of a variable is treated as an address in its image (of a literal, for example).
 const NEAR: u64 = 32 << 20;
 
-/// What binds a session only until it has been saved at rest.
+/// Bonds that a snapshot of the session at rest removes.
 pub const SAVED_AT_REST: Bonds =
     Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::CHANGED_GRAPHS.0 | Bonds::TIMES.0);
 
-/// The variables of an image on a device.
+/// An image handle and a device, which together identify a set of variables.
 type Place = (u64, Ordinal);
 
-/// How a session's description is about its variables.
+/// Whether the session's description covers its variables.
 #[derive(Debug, Default)]
 pub struct Saved {
     /// Kernels that may write variables were launched since the last snapshot.
     launched: Cell<bool>,
-    /// Variables were named by their addresses since.
+    /// Whether variables were used by address since the last snapshot.
     named: Cell<bool>,
-    /// All that the client knows were.
+    /// Whether all variables that the client knows were used by address since the last snapshot.
     all_named: Cell<bool>,
-    /// A graph was launched since: which kernels and addresses it has is not known.
+    /// Whether a graph was launched since the last snapshot. Its kernels and addresses are not known here.
     graphs: bool,
-    /// They cannot be saved.
+    /// Whether saving failed; it is not tried again.
     refused: bool,
-    /// Position in the ring, and since when it is there.
+    /// Position in the ring, and since when it has been there.
     rests: Option<(u64, Instant)>,
-    /// How long the last snapshot took.
+    /// Duration of the last snapshot.
     took: Duration,
-    /// What is described.
+    /// The content saved in the session's description.
     contents: BTreeMap<Place, Vec<u8>>,
 }
 
 impl Saved {
-    /// What binds the session.
+    /// Returns the bonds by which unsaved variables tie the session to its context.
     pub fn bonds(&self) -> Bonds {
         Bonds::default()
             .with(Bonds::IMAGES, self.launched.get() || self.graphs)
             .with(Bonds::VARIABLES, self.named.get())
     }
 
-    /// Something may have been written since the last snapshot, and can be saved.
+    /// Whether variables may have been written since the last snapshot and can be saved.
     #[inline]
     fn is_stale(&self) -> bool {
         let stale = self.launched.get() || self.named.get() || self.graphs;
         stale && !self.refused
     }
 
-    /// Whether no address that is named would say anything new.
+    /// Whether all known variables are marked as used by address, so that further uses need not be recorded.
     #[inline]
     pub fn all_named(&self) -> bool {
         self.all_named.get()
     }
 
-    /// There are other variables that the client knows.
+    /// Records that the client has learnt the address of another variable.
     pub fn note_known(&self) {
         self.all_named.set(false);
     }
 
-    /// An image is unloaded, and its variables with it.
+    /// Drops the saved content of an image that is being unloaded.
     pub fn forget(&mut self, image: u64) {
         self.contents.retain(|(of, _), _| *of != image);
     }
 }
 
-/// Whether an address is of memory that is at the same place in the next server.
+/// Whether a word is an address of memory that is mapped at the same address in the next server.
 pub fn keeps_its_address(word: u64) -> bool {
     arena::is_device(word) || arena::is_host(word) || arena::is_virtual(word)
 }
 
-/// Whether content has a word that is an address of a variable, or so near one that it may be one of the same image.
+/// Whether content contains a word that is an address of a variable, or within [`NEAR`] bytes of one.
 pub fn has_address(bytes: &[u8], ranges: &[(u64, u64)]) -> bool {
     let is_near = |word: u64| {
         ranges.iter().any(|(start, len)| {
@@ -107,7 +107,7 @@ pub fn has_address(bytes: &[u8], ranges: &[(u64, u64)]) -> bool {
     words.any(|word| !keeps_its_address(word) && is_near(word))
 }
 
-/// Names and contents as a record has them: both lengths, then both.
+/// Encodes names and contents for a record: for each variable both lengths, then name and content.
 fn encode<'a>(contents: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Vec<u8> {
     let mut bytes = Vec::new();
     for (name, content) in contents {
@@ -119,7 +119,7 @@ fn encode<'a>(contents: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Vec<u8> {
     bytes
 }
 
-/// What [`encode`] has written.
+/// Decodes the output of [`encode`].
 fn decode(mut bytes: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
     let mut contents = Vec::new();
     while !bytes.is_empty() {
@@ -153,7 +153,7 @@ mod tests {
     fn an_address_of_a_variable_in_a_variable_is_found() {
         assert!(has(&[VARIABLE]));
         assert!(has(&[5, VARIABLE + 255]));
-        // Of a literal beside it, or of a function.
+        // The address of a literal near the variable, or of a function.
         assert!(has(&[VARIABLE + 4096]) && has(&[VARIABLE - 4096]));
         assert!(!has(&[VARIABLE + (1 << 30), u64::MAX]));
     }

@@ -1,8 +1,8 @@
-//! Streams of a session: the order CUDA promises between default and blocking streams, and how much of each is
-//! in flight.
+//! Streams of a session: ordering between default and blocking streams as CUDA specifies, and the work in flight of
+//! each.
 //!
-//! Every stream here is a non-blocking stream of the shared context; the legacy default stream's order is made
-//! with events, and only where both sides have work that is not known to be done.
+//! Every stream is a non-blocking stream of the shared context. The order of the legacy default stream is established
+//! with events, and only if both streams have work that is not known to be done.
 
 mod session;
 
@@ -24,53 +24,53 @@ use std::time::Instant;
 /// How a stream is ordered against its context's legacy default stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// `CU_STREAM_NON_BLOCKING`: not at all.
+    /// Not ordered: `CU_STREAM_NON_BLOCKING`.
     Independent,
-    /// Waits for the legacy stream at this position, and it for this one.
+    /// Blocking: it and the legacy stream at this index wait for each other.
     Blocking(usize),
-    /// It is the legacy stream.
+    /// It is the legacy default stream.
     Legacy,
 }
 
-/// A flag that the GPU will write when a stream gets to a point.
+/// A flag that the GPU writes when a stream reaches this point.
 #[derive(Debug, Clone, Copy)]
 pub struct Point {
-    /// Operations of the stream it covers.
+    /// Number of the stream's operations that precede it.
     pub ops: u64,
-    /// The flag.
+    /// The flag's slot.
     pub slot: u32,
-    /// What it will be then.
+    /// Value that the flag will have.
     pub value: u32,
 }
 
 /// A stream of a session.
 #[derive(Debug)]
 pub struct Stream {
-    /// No other stream has it.
+    /// Unique number in the server.
     pub number: u32,
     /// The driver's stream.
     pub raw: CUstream,
     /// Server's ordinal.
     pub device: Ordinal,
-    /// Its priority as the client gave it.
+    /// The priority that the client set.
     pub priority: i32,
-    /// The driver's priority of it when it was made, to find it again among the kept ones.
+    /// The driver priority with which it was created, by which kept streams are found for reuse.
     pub raw_priority: i32,
     /// Its role.
     pub role: Role,
-    /// Blocking streams of this legacy stream, by position.
+    /// Indices of the blocking streams, if this is the legacy default stream.
     pub members: Vec<usize>,
-    /// What it is given goes into a graph. Nothing of the server's own may get in there: no flags, no joins; and
-    /// nothing is in flight on its account.
+    /// Whether it is capturing. Its operations then become nodes of a graph, so the server must not submit any of its
+    /// own (flags, joins), and they do not count as in flight.
     pub capturing: bool,
     /// Operations submitted.
     ops: u64,
     /// Operations known to be complete.
     done: u64,
-    /// `ops` when it was last asked whether the stream is used.
+    /// `ops` at the previous call of `was_used`.
     seen: u64,
     checkpoints: VecDeque<Point>,
-    /// The client's last mark.
+    /// The client's latest completion marker.
     mark: Option<Point>,
     own_flag: Option<(Flag, u32)>,
     /// `ops` of this stream when the legacy stream last waited for it.
@@ -78,24 +78,24 @@ pub struct Stream {
     /// `ops` of the legacy stream when this one last waited for it.
     seen_legacy: u64,
     join_event: Option<CUevent>,
-    /// Some attribute is not what it was at first.
+    /// Whether any attribute differs from its default.
     has_attributes: bool,
     /// `ops` when `join_event` was last recorded.
     join_recorded: u64,
-    /// The green context it is in.
+    /// The green context that contains it.
     pub green: Option<GreenRef>,
-    /// Graphs for runs of launches.
+    /// Graphs for launch batches.
     pub chains: Chains,
-    /// Between the client's last two marks was a single operation.
+    /// Whether there was exactly one operation between the client's last two marks.
     pub waits_for_each: bool,
-    /// How fast it gets on.
+    /// Measured progress and the resulting limit of operations in flight.
     pub pace: Pace,
-    /// Where it notes how far it is.
+    /// Its progress in the session's description.
     pub progress: Option<Progress>,
 }
 
 impl Stream {
-    /// A stream with no work.
+    /// Creates a stream with no work.
     pub fn new(
         gpu: &Gpu,
         holder: &Holder,
@@ -132,8 +132,8 @@ impl Stream {
         }
     }
 
-    /// Takes notice of what the GPU has done; returns operations still in flight as far as is known. The client's
-    /// own marks count: by forging one it misleads only the order of its own streams.
+    /// Updates the stream's progress and returns how many operations may still be in flight. The client's own marks are
+    /// trusted: by forging one, a client can only disturb the order of its own streams.
     #[inline]
     pub fn in_flight(&mut self, gpu: &Gpu, segment: &Segment) -> u64 {
         let marked = match self.mark {
@@ -143,7 +143,7 @@ impl Stream {
         self.ops - marked.max(self.take_notice(gpu))
     }
 
-    /// Operations that the server's own flags, or the driver, say are done.
+    /// Updates and returns the number of operations that are done according to the server's own flags or the driver.
     pub fn take_notice(&mut self, gpu: &Gpu) -> u64 {
         while let Some(first) = self.checkpoints.front() {
             if !reached(gpu.flags.value(first.slot), first.value) {
@@ -167,8 +167,8 @@ impl Stream {
         self.done
     }
 
-    /// Whether the driver says that everything submitted is done. A stream that captures must not be asked; the event from
-    /// before says how far it is.
+    /// Whether the driver reports all submitted work as done. A capturing stream must not be queried; the event
+    /// recorded before the capture is queried instead.
     fn ask_driver(&self, gpu: &Gpu) -> bool {
         let done = match self.join_event {
             _ if !self.capturing => gpu.driver.stream_query(self.raw),
@@ -178,10 +178,10 @@ impl Stream {
         done.is_ok()
     }
 
-    /// To be called before the stream captures: what it was given so far can be told to be done then, too.
+    /// Prepares for a capture: makes it possible to detect during the capture that earlier work is done.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's status.
     pub fn ready_for_capture(&mut self, gpu: &Gpu) -> Result<(), CUresult> {
         if self.own_flag.is_some() {
             return self.checkpoint(gpu);
@@ -192,13 +192,13 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether it was given work since this was last asked, or has some.
+    /// Whether work was submitted since the previous call, or is in flight.
     pub fn was_used(&mut self, gpu: &Gpu, segment: &Segment) -> bool {
         let seen = std::mem::replace(&mut self.seen, self.ops);
         seen != self.ops || self.in_flight(gpu, segment) != 0
     }
 
-    /// Whether all that the driver was given is done. It does not capture.
+    /// Whether the driver reports all submitted work as done. The stream must not be capturing.
     pub fn is_drained(&self, gpu: &Gpu) -> bool {
         let _ = gpu.devices[self.device].make_current(&gpu.driver);
         match gpu.driver.stream_query(self.raw) {
@@ -211,12 +211,12 @@ impl Stream {
         }
     }
 
-    /// Whether it is more than a stream that another could take the place of.
+    /// Whether it cannot be replaced by another stream of the driver.
     pub fn is_special(&self) -> bool {
         self.capturing || self.has_attributes || self.green.is_some()
     }
 
-    /// Gives it another of the driver's streams; it has nothing in flight, and its old side is entered.
+    /// Replaces its driver stream. Nothing may be in flight, and its old side must be entered.
     pub fn replace(&mut self, gpu: &Gpu, raw: CUstream) {
         let device = &gpu.devices[self.device];
         let _ = device.make_current(&gpu.driver);
@@ -228,22 +228,22 @@ impl Stream {
         device.keep_stream(&gpu.driver, self.raw_priority, old);
     }
 
-    /// Operations submitted.
+    /// Number of operations submitted.
     pub fn ops(&self) -> u64 {
         self.ops
     }
 
-    /// The server's flags that were not seen to be written, in order.
+    /// The server's flags not yet seen written, in order.
     pub fn points(&self) -> impl Iterator<Item = Point> + '_ {
         self.checkpoints.iter().copied()
     }
 
-    /// The server's flag that will be written last.
+    /// The last of the server's flags to be written.
     pub fn last_point(&self) -> Option<Point> {
         self.checkpoints.back().copied()
     }
 
-    /// Looks how long its oldest checkpoint has not been reached; whether it takes long.
+    /// Updates how long the oldest checkpoint has been pending. Returns whether that is long.
     pub fn look_at_pace(&mut self, gpu: &Gpu, now: Instant) -> bool {
         self.take_notice(gpu);
         let Some(first) = self.checkpoints.front() else {
@@ -253,10 +253,11 @@ impl Stream {
         self.pace.is_long()
     }
 
-    /// Whether so much is in flight that `window` allows no more. Sees to it that somebody will see the stream drain.
+    /// Whether at least `window` operations are in flight. Ensures that there is a checkpoint that shows when they are
+    /// done.
     ///
     /// # Errors
-    /// The driver's; the context must be current.
+    /// The driver's status; the context must be current.
     pub fn is_beyond(&mut self, gpu: &Gpu, window: u64) -> Result<bool, CUresult> {
         if self.ops - self.done < window || self.ops - self.take_notice(gpu) < window {
             return Ok(false);
@@ -268,7 +269,7 @@ impl Stream {
         Ok(true)
     }
 
-    /// Operations that no checkpoint covers.
+    /// Number of operations that no checkpoint covers.
     #[inline]
     fn uncovered(&self) -> u64 {
         self.ops - self.checkpoints.back().map_or(self.done, |last| last.ops)
@@ -277,7 +278,7 @@ impl Stream {
     /// Notes that the client's own flag will be written after everything submitted so far.
     fn note_mark(&mut self, slot: u32, value: u32) {
         let before = self.mark.map_or(0, |mark| mark.ops);
-        // It, and the mark.
+        // The operation and the mark itself.
         self.waits_for_each = self.ops == before + 2;
         self.mark = Some(Point {
             ops: self.ops,
@@ -289,14 +290,15 @@ impl Stream {
         }
     }
 
-    /// Nothing of it is in flight, by the driver's word.
+    /// Notes that the driver reports none of its work as in flight.
     pub fn settle_progress(&mut self) {
         if let Some(progress) = &mut self.progress {
             progress.settle();
         }
     }
 
-    /// What was begun was refused: whether something was submitted since the last mark, the counts say.
+    /// Undoes `begin_work` after an operation was refused, if the counts show that nothing was submitted since the last
+    /// mark.
     pub fn take_back_begun(&mut self) {
         let covered = self.ops == self.done || self.mark.is_some_and(|mark| mark.ops == self.ops);
         if let Some(progress) = self.progress.as_mut().filter(|_| covered) {
@@ -304,7 +306,7 @@ impl Stream {
         }
     }
 
-    /// Something is about to be submitted to it, or was.
+    /// Records in the session's description that work is about to be submitted or was.
     #[inline]
     fn begin_work(&mut self) {
         if let Some(progress) = &mut self.progress {
@@ -312,7 +314,7 @@ impl Stream {
         }
     }
 
-    /// Has the GPU tell the server when everything submitted so far is done.
+    /// Makes the GPU write a flag of the server's when everything submitted so far is done.
     pub fn checkpoint(&mut self, gpu: &Gpu) -> Result<(), CUresult> {
         let Some((flag, value)) = self.own_flag.as_mut() else {
             return Ok(());
@@ -342,20 +344,21 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether launches may be given to it as a graph. Nodes know nothing of a stream's attributes and of its part of a
-    /// device.
+    /// Whether launches may be submitted as a graph. Graph nodes do not inherit a stream's attributes or its green
+    /// context.
     #[inline]
     pub fn takes_runs(&self) -> bool {
         !self.capturing && !self.has_attributes && self.green.is_none()
     }
 
-    /// Whether nothing was submitted since the client's last mark: the GPU may be waiting for what comes next.
+    /// Whether nothing was submitted since the client's last mark, so that the GPU may be waiting for the next
+    /// operation.
     #[inline]
     pub fn is_fresh(&self) -> bool {
         self.ops == self.mark.map_or(0, |mark| mark.ops)
     }
 
-    /// Frees what belongs to the stream; the caller knows that it is idle, and has its context made current.
+    /// Frees the stream's resources. It must be idle and its context current.
     pub fn release(mut self, gpu: &Gpu) {
         self.chains.end(&gpu.driver);
         if let Some(event) = self.join_event {
@@ -370,7 +373,7 @@ impl Stream {
         }
         match self.green {
             Some(green) => green.end_stream(&gpu.driver, self.raw_priority, self.raw),
-            // Its capture could not be ended: one that others took part in, or that failed.
+            // A capture that could not be ended, because other streams joined it or it failed.
             None if self.capturing && gpu.driver.is_capturing(self.raw) => {
                 let _ = gpu.driver.context.stream_destroy(self.raw);
             }
@@ -378,14 +381,14 @@ impl Stream {
         }
     }
 
-    /// `cuStreamSetAttribute`. A driver that refuses says so in its log only: an attribute changes how fast work is
-    /// done, not what comes of it.
+    /// Sets an attribute (`cuStreamSetAttribute`). If the driver refuses, that is only logged: attributes affect how
+    /// fast work runs, not its results.
     pub fn set_attribute(&mut self, gpu: &Gpu, id: u32, value: &[u8]) {
         self.has_attributes = true;
         set_attribute(gpu, self.raw, id, value);
     }
 
-    /// Makes the stream as the next session expects it.
+    /// Resets the attributes to the defaults that the next session expects.
     fn reset_attributes(&self, gpu: &Gpu) {
         let priority = self.raw_priority.to_ne_bytes();
         let each: [(u32, &[u8]); 4] = [

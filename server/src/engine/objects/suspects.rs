@@ -1,5 +1,6 @@
-//! Whose kernel may have faulted: the driver does not tell, but only a session with something in flight can have caused it.
-//! Where the driver writes a text about it, that goes to whoever it fits best.
+//! Sessions whose kernel may have caused a fault. The driver does not report which one it was, but only a session with
+//! work in flight can have caused it. If the driver prints an assertion message, the session that matches it best
+//! receives it.
 
 mod session;
 
@@ -9,31 +10,32 @@ use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Names of kernels that are known of one session. A framework loads some thousand.
+/// Most kernel names kept per session. A framework loads several thousand.
 const MOST_NAMES: usize = 1 << 14;
-/// Bytes of a name that are kept.
+/// Length in bytes to which a name is truncated.
 const NAME_LEN: usize = 200;
-/// Stands for the handle of a function. Handles have kinds, and none is all ones.
+/// Stands for a graph in place of a function's handle. Handles have kinds, and none is all ones.
 const GRAPH: u64 = u64::MAX;
-/// With a slot of the client's flags: a mark.
+/// Added to the slot of a client flag, stands for a mark in place of a function's handle.
 const MARK: u64 = u64::MAX - (1 << 32);
 
-/// Launches and marks that are remembered of one session.
+/// Most launches and marks kept per session.
 const RECENT: usize = 128;
-/// Images of one session that are remembered before it is looked which are gone.
+/// A session's list of images is purged of unloaded images when it reaches this length, and at each doubling.
 const FEW_IMAGES: usize = 64;
 
-/// What a session launched last, for other threads.
+/// Recent launches of a session, readable by other threads.
 #[derive(Debug, Default)]
 pub struct Launched {
-    /// Handle of the last function, or [`GRAPH`]; 0: nothing yet.
+    /// Handle of the last function launched, or [`GRAPH`]; 0 if there was none.
     last: AtomicU64,
-    /// Launches and marks that were noted.
+    /// Number of launches and marks recorded.
     count: AtomicU64,
-    /// The last of them, by their number.
+    /// The latest launches and marks; entry `n % RECENT` holds number `n`.
     recent: Recent,
     images: Mutex<Vec<WeakContent>>,
-    /// Functions and their names, by position: whatever has the place of one that is gone takes that of its name.
+    /// Handles and names of functions by handle index: a new function replaces the name of a destroyed one with the
+    /// same index.
     names: Mutex<HashMap<u32, (u64, Box<str>)>>,
 }
 
@@ -46,29 +48,29 @@ impl Default for Recent {
     }
 }
 
-/// A launch or a mark. Only the session's own thread writes.
+/// A launch or a mark. Only the thread that serves the session writes it.
 #[derive(Debug, Default)]
 struct Entry {
-    /// Handle of the function, or [`MARK`] and a slot; 0: nothing yet.
+    /// Handle of the function, or [`MARK`] plus a slot; 0 if there was none.
     what: AtomicU64,
-    /// The stream's position, and in the low half the value of a mark.
+    /// Index of the stream in the high half, and the value of a mark in the low half.
     place: AtomicU64,
 }
 
 impl Launched {
-    /// A kernel was launched into the stream at this position.
+    /// Records a kernel launch on the stream at this index.
     #[inline]
     pub fn note(&self, function: u64, stream: usize) {
         self.last.store(function, Ordering::Relaxed);
         self.remember(function, stream, 0);
     }
 
-    /// A graph was.
+    /// Records a graph launch on the stream at this index.
     pub fn note_graph(&self, stream: usize) {
         self.note(GRAPH, stream);
     }
 
-    /// All that was launched into the stream is complete when this flag of the client's has the value.
+    /// Records a mark: all launches on the stream so far are complete when the client flag in this slot has this value.
     #[inline]
     pub fn note_mark(&self, slot: u32, value: u32, stream: usize) {
         self.remember(MARK + u64::from(slot), stream, value);
@@ -84,7 +86,7 @@ impl Launched {
         self.count.store(count + 1, Ordering::Release);
     }
 
-    /// The session has an image with this content.
+    /// Records that the session has an image with this content.
     pub fn note_image(&self, content: &Content) {
         let mut images = self.images.lock();
         if images.len() >= FEW_IMAGES && images.len().is_power_of_two() {
@@ -95,12 +97,12 @@ impl Launched {
         }
     }
 
-    /// Functions whose launches are remembered and may not be complete, and [`GRAPH`]: no mark behind them was reached,
-    /// as `has` tells of the client's flags that they have a value.
+    /// Returns the recorded functions, and [`GRAPH`], whose launches may be incomplete because no later mark of their
+    /// stream was reached. `has` tells whether a client flag has reached a value.
     fn in_flight(&self, has: impl Fn(u32, u32) -> bool) -> Vec<u64> {
         let count = self.count.load(Ordering::Acquire);
         let latest_first = (count.saturating_sub(RECENT as u64)..count).rev();
-        // Streams that were marked behind what is looked at, and reached the mark.
+        // Streams with a reached mark later than the current entry.
         let mut over = HashSet::new();
         let mut functions = Vec::new();
         for number in latest_first {
@@ -121,7 +123,7 @@ impl Launched {
         functions
     }
 
-    /// The name of the function that has this handle from now on.
+    /// Records the name of the function with this handle.
     pub fn name(&self, function: u64, name: &[u8]) {
         let mut names = self.names.lock();
         let position = Handle(function).index();
@@ -130,7 +132,7 @@ impl Launched {
         }
     }
 
-    /// The kernel that was launched last, if its name is known.
+    /// Returns the name of the kernel launched last, if it is known.
     pub fn kernel(&self) -> Option<String> {
         match self.last.load(Ordering::Relaxed) {
             GRAPH => Some("a graph".into()),
@@ -145,7 +147,7 @@ impl Launched {
     }
 }
 
-/// For logs and terminals: a name without its terminator and without control characters, of a bounded length.
+/// Makes a name safe for logs and terminals: no terminator, no control characters, bounded length.
 fn printable(name: &[u8]) -> String {
     let text = String::from_utf8_lossy(name);
     let mut text: String = text.chars().filter(|c| !c.is_control()).collect();
@@ -168,7 +170,7 @@ mod tests {
         assert_eq!(launched.kernel(), None, "not launched");
         launched.note(8, 0);
         assert_eq!(launched.kernel().as_deref(), Some("stray"));
-        // Another function has its position now.
+        // Another function now has the same index.
         launched.name(8 | 1 << 32, b"fill");
         assert_eq!(launched.kernel(), None);
         launched.note(7, 0);

@@ -1,9 +1,9 @@
-//! When a session's timed events were recorded, saved while the session is at rest.
+//! Recording times of a session's timed events, saved while the session is at rest.
 //!
-//! The times of events are in the context that they were recorded in. So a session is bound from the record of a timed event
-//! until the session has been at rest for a moment: its times are then read by means of an event that is recorded for that,
-//! and written down as times of the machine's clock (`CLOCK_MONOTONIC`). The next server records such events once more, and
-//! knows of each by how much its record is too late.
+//! Event times exist only in the context in which they were recorded. A session is therefore bound from the record of a
+//! timed event until it has been at rest for a moment: then a reference event is recorded, the times are read relative
+//! to it and saved as times of the machine's clock (`CLOCK_MONOTONIC`). The next server records these events again and
+//! keeps, for each, how much later its own record is.
 
 mod session;
 
@@ -16,46 +16,48 @@ use mpsshim_model::bonds::Bonds;
 use nix::time::{ClockId, clock_gettime};
 use std::time::Duration;
 
-/// How long an event may take that is recorded behind nothing. Another session's kernel may hold it up, and messages of the
-/// session wait meanwhile: the next rest will do as well.
+/// Longest wait for an event recorded on an idle stream, which another session's kernel may delay. The session's
+/// messages wait meanwhile, so it is better to try again at the next rest.
 const PATIENCE: Nanoseconds = 500_000;
-/// The same while a session is made again, which would be lost without the record: it is waited for as a program would.
+/// Longest wait while a session is restored. Without the record the session would be lost, so this is as patient as a
+/// program.
 const PATIENCE_AGAIN: Nanoseconds = 30_000_000_000;
-/// A record that took no longer is known closely enough: a pause that the program may notice is a thousand times as long.
+/// A record that took no longer than this is accurate enough: a pause noticeable to the program is a thousand times as
+/// long.
 const CLOSE: Nanoseconds = 100_000;
-/// How often an event is recorded for that.
+/// Most attempts to make a record within [`CLOSE`].
 const TRIES: u32 = 4;
-/// Of a time that is no longer the driver tells the microseconds: it has 24 significant bits.
+/// Up to this length, an interval reported by the driver is accurate to a microsecond: it has 24 significant bits.
 const EXACT: Nanoseconds = 10_000_000_000;
 
-/// A time of the machine's clock (`CLOCK_MONOTONIC`), or between two of them, ns.
+/// A time of the machine's clock (`CLOCK_MONOTONIC`), or a difference of two, in nanoseconds.
 type Nanoseconds = i64;
 
-/// What is known of the last record of a timed event.
+/// Saved state of the latest record of a timed event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Time {
-    /// The event was recorded since its time was written down.
+    /// Whether the event was recorded since its time was last saved.
     stale: bool,
-    /// Graphs record it when they are launched.
+    /// Whether launched graphs may record it.
     by_graphs: bool,
-    /// When the driver's record was made, if the time is written down.
+    /// When the driver's record was made, if the time is saved.
     record: Option<Nanoseconds>,
-    /// Another server has recorded the event at this time; the driver's record was made in its place.
+    /// When a previous server recorded the event, if the driver's record replaces that one.
     original: Option<Nanoseconds>,
 }
 
 impl Time {
-    /// Whether the driver's record is in place of one that another server made.
+    /// Whether the driver's record replaces one of a previous server.
     pub fn is_of_another_server(&self) -> bool {
         self.original.is_some()
     }
 
-    /// Whether graphs record it.
+    /// Whether graphs may record it.
     pub fn is_by_graphs(&self) -> bool {
         self.by_graphs
     }
 
-    /// By how much the driver's record is too late.
+    /// How much later the driver's record is than the original one.
     fn late(&self) -> Nanoseconds {
         match (self.original, self.record) {
             (Some(original), Some(record)) => record - original,
@@ -64,28 +66,28 @@ impl Time {
     }
 }
 
-/// Of the times of a session.
+/// Saved state of a session's event times.
 #[derive(Debug, Default)]
 pub struct Times {
-    /// Events whose times are not written down.
+    /// Number of events whose times are not saved.
     stale: usize,
-    /// They cannot be written down.
+    /// Whether saving has failed.
     refused: bool,
 }
 
 impl Times {
-    /// What binds the session.
+    /// Returns the bond by which unsaved times tie the session to its context.
     pub fn bonds(&self) -> Bonds {
         Bonds::default().with(Bonds::TIMES, self.stale > 0)
     }
 
-    /// There are some to be written down.
+    /// Whether there are times to save.
     #[inline]
     pub fn are_stale(&self) -> bool {
         self.stale > 0 && !self.refused
     }
 
-    /// An event is gone.
+    /// Records that an event was destroyed.
     pub fn forget(&mut self, event: &Event) {
         self.stale -= usize::from(event.time.stale);
     }
@@ -102,10 +104,10 @@ impl Times {
 }
 
 impl Gpu {
-    /// Records an event behind nothing.
+    /// Records an event on an idle stream (`cuEventRecord`).
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's status.
     pub fn record_at_once(&self, device: Ordinal, event: CUevent) -> Result<(), CUresult> {
         let (device, driver) = (&self.devices[device], &self.driver);
         device.make_current(driver)?;
@@ -115,11 +117,11 @@ impl Gpu {
         recorded
     }
 
-    /// The same; when that was. Calling threads lose their processor now and then: the event is recorded until it is known
-    /// closely enough, a few times at most.
+    /// Records an event on an idle stream and returns when that was. Because the calling thread may be descheduled in
+    /// between, the event is recorded up to [`TRIES`] times until the time is accurate enough.
     ///
     /// # Errors
-    /// `CUDA_ERROR_NOT_READY` when the device is busy for longer than `patience`, or the driver's.
+    /// `CUDA_ERROR_NOT_READY` if the device is busy for longer than `patience` nanoseconds, or the driver's status.
     fn record_timed(
         &self,
         device: Ordinal,
@@ -156,10 +158,10 @@ fn now() -> Nanoseconds {
     Duration::from(now).as_nanos() as Nanoseconds
 }
 
-/// When these events of a device were recorded; `None`: not at all, or in a capture.
+/// Returns when these events of a device were recorded; `None` for one that was not, or in a capture.
 ///
 /// # Errors
-/// `CUDA_ERROR_NOT_READY` when the device is busy, or the driver's.
+/// `CUDA_ERROR_NOT_READY` if the device is busy, or the driver's status.
 fn times_of(
     gpu: &Gpu,
     device: Ordinal,
@@ -175,7 +177,8 @@ fn times_of(
     times
 }
 
-/// The same, by one that was recorded at a known time. The device is current.
+/// Returns when these events were recorded, relative to a reference event with a known time. The device must be
+/// current.
 fn times_since(
     gpu: &Gpu,
     reference: (CUevent, Nanoseconds),
@@ -188,9 +191,9 @@ fn times_since(
     })
 }
 
-/// The same, by what the driver says has elapsed between two events, in milliseconds of 24 significant bits. So what lies
-/// between two neighbours in time is asked for: the time since the reference would say little of events that follow each
-/// other closely, and were recorded long ago.
+/// Returns when these events were recorded. `elapsed` returns the time between two events in milliseconds with 24
+/// significant bits. The intervals between neighbouring events are therefore added up: for events recorded long ago in
+/// quick succession, the time since the reference would be too coarse.
 fn times_by<E: Copy>(
     (reference, at): (E, Nanoseconds),
     events: &[(u64, E)],
@@ -223,7 +226,7 @@ mod tests {
 
     const HOUR: f64 = 3_600_000.0;
 
-    /// Events are named by their times here, in ms.
+    /// Events are represented by their times in milliseconds.
     fn elapsed(from: f64, to: f64) -> Result<f32, CUresult> {
         match from.is_nan() {
             true => Err(CUDA_ERROR_INVALID_HANDLE),

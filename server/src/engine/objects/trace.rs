@@ -1,8 +1,9 @@
-//! What the engine tells a trace.
+//! Trace records that the engine produces.
 //!
-//! The thread that has a session writes a record of each message into the session's ring of records: when it was begun and
-//! ended here, and by which flag the GPU will tell that it is done. The collector reads the records, looks at the flags and
-//! makes slices of both. Nobody waits for anybody: a record that finds no room is lost and counted.
+//! The thread that serves a session writes a record of each message to the session's record ring: when its execution
+//! began and ended in the server, and which flag the GPU writes when the work is done. The collector reads the records,
+//! polls the flags and turns both into slices. No thread waits for another: a record that does not fit into the ring is
+//! dropped and counted.
 
 mod collect;
 pub mod session;
@@ -18,19 +19,20 @@ use rtrb::Producer;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Records of one session that the collector has not read.
+/// Capacity of a session's record ring.
 const RECORDS: usize = 4096;
-/// Names of kernels that are told apart.
+/// Most kernel names that are distinguished.
 const NAMES: usize = 1 << 16;
-/// How often on average, in nanoseconds, streams get a flag besides those that they get anyway: kernels that take longer
-/// are told apart. All sessions that want such flags share them, since all share the context's lock.
+/// Average interval, in nanoseconds, at which streams get additional flags: kernels that take longer than this appear
+/// as separate slices. All sessions that want such flags share the rate, because their writes contend for the context's
+/// lock.
 const APART: u64 = 100_000;
-/// For how long, in nanoseconds, a session that wanted a flag is counted among those.
+/// How long, in nanoseconds, a session counts as wanting flags after it last wanted one.
 const LATELY: u64 = 10_000_000;
-/// So many may follow each other at once, where there were few before: as many as a stream may have in flight.
+/// Burst allowance for additional flags: the in-flight limit of a stream.
 const BURST: u64 = crate::engine::gpu::WINDOW;
 
-/// What a thread that has a session has to say.
+/// One entry of a session's record ring.
 #[derive(Clone, Copy, Debug)]
 struct Record {
     begun: u64,
@@ -38,19 +40,19 @@ struct Record {
     what: What,
 }
 
-// As many as docs/design/0013-trace.md says; a ring holds [`RECORDS`] of them.
+// The size given in docs/design/0013-trace.md; a ring holds [`RECORDS`] records.
 const _: () = assert!(size_of::<Record>() == 48);
 
 #[derive(Clone, Copy, Debug)]
 enum What {
-    /// An operation was given to a stream, after which it has had so many.
+    /// An operation was submitted to a stream; `ops` counts the stream's operations including it.
     Operation {
         stream: u32,
         ops: u64,
         kind: Kind,
         amount: u64,
     },
-    /// This will tell when the stream has done so many.
+    /// The flag that is written when the stream has completed `point.ops` operations. `own`: it is the server's flag.
     Point {
         stream: u32,
         point: Point,
@@ -62,22 +64,22 @@ enum What {
     Call(Op),
     /// The session waited at the gate with this call.
     Gate(Op, Blockers),
-    /// So many records found no room.
+    /// This many records were dropped because the ring was full.
     Lost(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// By number of its name.
+    /// A kernel, by the number of its name.
     Kernel(u32),
     Graph,
     Copy,
     Set,
-    /// Whatever was in flight when the trace began.
+    /// Work that was in flight when the trace began.
     Earlier,
 }
 
-/// What a session keeps for a trace.
+/// A session's state for a trace.
 #[derive(Debug)]
 pub struct Tracer {
     /// Number of the trace.
@@ -85,17 +87,18 @@ pub struct Tracer {
     clock: Clock,
     records: Producer<Record>,
     lost: u64,
-    /// Nanoseconds saved up for flags, and until when.
+    /// Nanoseconds accumulated for additional flags, and the time up to which they were counted.
     saved: (u64, u64),
     wanting: Arc<Wanting>,
-    /// When the trace began, by the clock.
+    /// When the trace began, by `clock`.
     began: u64,
-    /// The stretch of time in which a flag was last wanted.
+    /// Number of the [`LATELY`] interval in which a flag was last wanted.
     wanted: Option<u32>,
 }
 
-/// How many sessions want flags: stretches of [`LATELY`] are numbered; the last one's number, how many there were in it,
-/// and in the one before.
+/// Number of sessions that want flags. Time is divided into numbered intervals of [`LATELY`]; the word holds the number
+/// of the latest interval in which a session wanted a flag (32 bits), and the number of sessions in it and in the
+/// interval before (16 bits each).
 #[derive(Debug, Default)]
 struct Wanting(AtomicU64);
 
@@ -109,7 +112,7 @@ impl Wanting {
         }
     }
 
-    /// One more in this stretch.
+    /// Counts one more session in this interval.
     fn add(&self, stretch: u32) {
         let _ = self
             .0
@@ -120,14 +123,14 @@ impl Wanting {
             });
     }
 
-    /// How many there are, at least one.
+    /// Number of sessions that want flags, at least 1.
     fn count(&self, stretch: u32) -> u64 {
         let (now, before) = Wanting::read(self.0.load(Ordering::Relaxed), stretch);
         now.max(before).max(1)
     }
 }
 
-/// What a message is about, as far as a trace is concerned.
+/// The information in a message that a trace needs.
 enum Subject {
     Operation {
         stream: u64,
@@ -145,7 +148,7 @@ enum Subject {
 }
 
 impl Tracer {
-    /// Whether a stream may get a flag besides those that it gets anyway.
+    /// Whether the rate allows an additional flag for a stream now.
     fn may_point(&mut self, now: u64) -> bool {
         let (saved, until) = self.saved;
         let stretch = (self.clock.delta_as_nanos(self.began, now) / LATELY) as u32;
@@ -161,8 +164,8 @@ impl Tracer {
         may
     }
 
-    /// Records the flags that will tell that the stream has got here: the client's mark, one that the stream has, or, if it
-    /// `may_have` that, one more.
+    /// Records the flags that show when the stream has reached this point: the client's mark or the stream's own
+    /// checkpoint. If `may_have` is set and the rate allows, a checkpoint is added.
     fn record_points(
         &mut self,
         gpu: &Gpu,
@@ -180,7 +183,7 @@ impl Tracer {
             self.record(begun, ended, what);
             self.record(begun, ended, What::Wait { slot, value });
         } else if may_have && self.may_point(ended) {
-            // Where the driver refuses, the next one tells.
+            // If the driver refuses, a later checkpoint covers this operation.
             let _ = stream.checkpoint(gpu);
         }
         if let Some(point) = stream.last_point().filter(|point| point.ops == ops) {
@@ -203,7 +206,7 @@ impl Tracer {
 }
 
 impl Wait {
-    /// When it began, by the clock of trace number `trace`, which itself began at `began`.
+    /// When it began, by the clock of trace number `trace`, but not before the trace itself, which began at `began`.
     fn begun_in(&self, trace: u32, began: u64) -> u64 {
         let begun = self.traced.filter(|(of, _)| *of == trace);
         begun.map_or(began, |(_, begun)| begun)
@@ -283,7 +286,7 @@ mod tests {
                 })
                 .sum::<u64>()
         };
-        // What was saved up before, and more.
+        // Uses up the nanoseconds accumulated so far.
         let settled = 100 * LATELY;
         granted(LATELY, settled, 8);
         let second = 100 * LATELY;
@@ -292,7 +295,7 @@ mod tests {
             (second / APART * 9 / 10..=second / APART).contains(&shared),
             "{shared}"
         );
-        // The others want none any more.
+        // The other sessions no longer want flags.
         let alone = granted(settled + second, settled + 2 * second, 1);
         assert!(
             (second / APART * 9 / 10..=second / APART).contains(&alone),

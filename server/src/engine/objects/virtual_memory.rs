@@ -1,8 +1,9 @@
-//! Virtual memory management for sessions: their reservations, the physical memory they hold, what is mapped where.
+//! Virtual memory management of sessions: address reservations, physical memory and mappings.
 //!
-//! A session's reservation is part of one great reservation that the server makes when it starts: later the driver may
-//! have put something of its own where a hint points (it did, 2 MiB at the arena's beginning, after other clients had
-//! used pools). The driver judges mappings and access; what is checked here is that a session names only its own.
+//! A session's reservation is part of one large reservation that the server makes when it starts. A separate
+//! reservation with an address hint could fail later, because the driver may have placed an allocation of its own there
+//! (observed: 2 MiB at the arena's beginning, after other clients had used pools). The driver validates mappings and
+//! access; this module only checks that a session names its own.
 
 use crate::engine::base::account::{Account, Charge, Memory};
 use crate::engine::base::bounds;
@@ -22,42 +23,43 @@ use std::sync::atomic::{AtomicBool, Ordering};
 struct Reservation {
     /// Bytes.
     len: u64,
-    /// What the arena gave for it: more, where it had to be aligned.
+    /// The range taken from the arena: larger than the reservation if it had to be aligned.
     taken: (u64, u64),
 }
 
-/// Physical memory, held by handles and mappings, and counted as long as there is one.
+/// Physical memory, charged while any handle or mapping holds it.
 ///
-/// A descriptor that was exported holds the memory, too, wherever it is, and nobody can tell when the last of them is
-/// closed: exported memory is counted until its session ends. What is imported counts as far as it is mapped, whether
-/// who allocated it pays or has ended; the driver does not tell its size before.
+/// An exported descriptor holds the memory too, in whichever process it is, and the server cannot tell when the last
+/// one is closed; exported memory therefore stays charged until its session ends. Imported memory is charged to the
+/// importer as far as it is mapped, regardless of whether its allocator is still charged: the driver does not report
+/// its size earlier.
 #[derive(Debug)]
 pub struct Physical {
-    /// The handle that it was made with.
+    /// The handle with which it was created.
     key: u64,
     memory: Memory,
     charge: Mutex<Charge>,
-    /// The client may export it.
+    /// Whether the client may export it.
     exportable: bool,
     imported: bool,
     exported: AtomicBool,
 }
 
-/// A handle of physical memory.
+/// A handle to physical memory.
 #[derive(Debug)]
 pub struct Allocation {
-    /// The driver's.
+    /// The driver's handle.
     pub raw: CUmemGenericAllocationHandle,
     physical: Arc<Physical>,
 }
 
 impl Allocation {
-    /// Whether the client may export it: it asked for that when it made it, or has it from another process.
+    /// Whether the client may export it: it was created as exportable, or imported from another process.
     pub fn is_exportable(&self) -> bool {
         self.physical.exportable
     }
 
-    /// A descriptor may hold the memory from now on.
+    /// Records that it was exported, so that a descriptor may hold the memory from now on.
     pub fn is_exported(&self) {
         self.physical.exported.store(true, Ordering::Relaxed);
     }
@@ -67,29 +69,29 @@ impl Allocation {
 #[derive(Debug)]
 struct Mapped {
     len: u64,
-    /// Some device may use it.
+    /// Whether any device has access.
     usable: bool,
     physical: Arc<Physical>,
 }
 
-/// What an unmapping has ended.
+/// The effects of an unmapping.
 #[derive(Debug)]
 pub struct Unmapped {
-    /// Mappings, by first address.
+    /// Removed mappings, by start address.
     pub mappings: Vec<u64>,
-    /// Physical memory of which nothing is left, by the handles that it was made with.
+    /// Physical memory that nothing holds any more, by the handles with which it was created.
     pub physical: Vec<u64>,
 }
 
-/// What a session has of all this.
+/// The virtual memory of a session.
 #[derive(Debug)]
 pub struct VirtualMemory {
     reservations: BTreeMap<u64, Reservation>,
     reserved: u64,
-    /// Handles.
+    /// Physical memory by handle.
     pub allocations: Slots<Allocation>,
     mappings: BTreeMap<u64, Mapped>,
-    /// What counts of memory that descriptors may still hold.
+    /// Charges for released memory that exported descriptors may still hold.
     exported: Vec<(Memory, Charge)>,
 }
 
@@ -106,10 +108,11 @@ impl Default for VirtualMemory {
 }
 
 impl VirtualMemory {
-    /// Reserves addresses.
+    /// Reserves an address range of `len` bytes (`cuMemAddressReserve`) and returns its start.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY`, `CUDA_ERROR_INVALID_VALUE`.
+    /// `CUDA_ERROR_INVALID_VALUE` for invalid arguments, `CUDA_ERROR_OUT_OF_MEMORY` if a limit is reached or the arena
+    /// is full.
     pub fn reserve(
         &mut self,
         gpu: &Gpu,
@@ -147,10 +150,11 @@ impl VirtualMemory {
         Ok(start)
     }
 
-    /// A reservation that the session had with another server: what the arena gave for it.
+    /// Restores a reservation from the previous server at the same address. `taken` is the range that the arena gave
+    /// for it.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` where the addresses are taken.
+    /// `CUDA_ERROR_INVALID_VALUE` if the addresses are in use.
     pub fn adopt_reservation(
         &mut self,
         gpu: &Gpu,
@@ -166,15 +170,15 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// What the arena gave for a reservation.
+    /// Returns the range, start and bytes, that the arena gave for a reservation.
     pub fn taken_for(&self, start: u64) -> Option<(u64, u64)> {
         Some(self.reservations.get(&start)?.taken)
     }
 
-    /// Gives a reservation back, which must have no mappings.
+    /// Frees a reservation, which must have no mappings (`cuMemAddressFree`).
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE`, or the driver's.
+    /// `CUDA_ERROR_INVALID_VALUE` if there is no such reservation or it has mappings.
     pub fn free(&mut self, gpu: &Gpu, start: u64, len: u64) -> Result<(), CUresult> {
         match self.reservations.get(&start) {
             Some(found) if found.len == len => {}
@@ -203,7 +207,7 @@ impl VirtualMemory {
     }
 
     fn overlapping(&self, start: u64, len: u64) -> impl Iterator<Item = u64> {
-        // Mappings do not overlap, so of those that begin before only the last can reach in.
+        // Mappings do not overlap, so only the last mapping that begins before the range can extend into it.
         let before = self
             .mappings
             .range(..start)
@@ -228,16 +232,16 @@ impl VirtualMemory {
         }
     }
 
-    /// The end of the mapping that contains an address and may be used.
+    /// The end of the mapping that contains an address, if a device may access it.
     pub fn usable_until(&self, address: u64) -> Option<u64> {
         let (start, found) = self.mappings.range(..=address).next_back()?;
         (found.usable && address - start < found.len).then_some(start + found.len)
     }
 
-    /// Adds a handle of memory that was made, imported or mapped already.
+    /// Adds a handle for memory that was created, imported or retained from a mapping.
     ///
     /// # Errors
-    /// As [`Slots::insert`]; the driver's handle comes back.
+    /// As [`Slots::insert`]; the driver's handle is not released then.
     pub fn add(
         &mut self,
         handle: u64,
@@ -250,7 +254,7 @@ impl VirtualMemory {
             .map_err(|(status, _)| status)
     }
 
-    /// Physical memory that was allocated, and what it counts as.
+    /// Wraps newly allocated physical memory and its charge.
     pub fn physical(key: u64, exportable: bool, memory: Memory, charge: Charge) -> Arc<Physical> {
         Arc::new(Physical {
             key,
@@ -262,7 +266,7 @@ impl VirtualMemory {
         })
     }
 
-    /// Physical memory of another.
+    /// Wraps physical memory that another process allocated.
     ///
     /// # Errors
     /// As [`Account::take`].
@@ -277,7 +281,8 @@ impl VirtualMemory {
         }))
     }
 
-    /// Gives up a hold of memory. What was exported stays counted. With the last hold, the handle that it was made with.
+    /// Drops one hold on physical memory. Exported memory stays charged. Returns the handle with which the memory was
+    /// created if this was the last hold.
     fn let_go(&mut self, physical: Arc<Physical>) -> Option<u64> {
         let last = Arc::into_inner(physical)?;
         let key = Some(last.key);
@@ -292,10 +297,10 @@ impl VirtualMemory {
         key
     }
 
-    /// Maps memory into a reservation.
+    /// Maps physical memory into a reservation (`cuMemMap`).
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` outside the session's own reservations, or the driver's.
+    /// `CUDA_ERROR_INVALID_VALUE` for a range outside the session's own reservations, or the driver's status.
     pub fn map(
         &mut self,
         gpu: &Gpu,
@@ -338,10 +343,10 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// Undoes mappings; no work may touch them any more.
+    /// Removes the mappings in a range (`cuMemUnmap`); no work in flight may use them.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` outside the session's own reservations, or the driver's.
+    /// `CUDA_ERROR_INVALID_VALUE` for a range outside the session's own reservations, or the driver's status.
     pub fn unmap(&mut self, gpu: &Gpu, start: u64, len: u64) -> Result<Unmapped, CUresult> {
         if !self.is_reserved(start, len) {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -359,23 +364,23 @@ impl VirtualMemory {
         Ok(gone)
     }
 
-    /// First addresses and lengths of the mappings in a range.
+    /// Returns start address and length in bytes of each mapping in a range.
     pub fn mappings_in(&self, start: u64, len: u64) -> Vec<(u64, u64)> {
         let starts = self.overlapping(start, len);
         let whole = starts.filter_map(|at| Some((at, self.mappings.get(&at)?.len)));
         whole.collect()
     }
 
-    /// The handle that the memory behind another handle was made with.
+    /// Returns the handle with which the memory behind another handle was created.
     pub fn key_of(&self, handle: u64) -> Option<u64> {
         let allocation = self.allocations.get(handle).ok()?;
         Some(allocation.physical.key)
     }
 
-    /// Gives devices access to mappings, or takes it.
+    /// Grants devices access to the mappings in a range, or revokes it (`cuMemSetAccess`).
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` outside the session's own reservations, or the driver's.
+    /// `CUDA_ERROR_INVALID_VALUE` for a range outside the session's own reservations, or the driver's status.
     pub fn set_access(
         &mut self,
         gpu: &Gpu,
@@ -402,10 +407,11 @@ impl VirtualMemory {
         Ok(())
     }
 
-    /// Gives a handle back. If it was the last hold of its memory: the handle that it was made with.
+    /// Releases a handle (`cuMemRelease`). Returns the handle with which the memory was created if this was the last
+    /// hold.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE`, or the driver's.
+    /// `CUDA_ERROR_INVALID_VALUE` for an unknown handle, or the driver's status.
     pub fn release(&mut self, gpu: &Gpu, handle: u64) -> Result<Option<u64>, CUresult> {
         let allocation = self
             .allocations
@@ -416,14 +422,14 @@ impl VirtualMemory {
         released.map(|()| gone)
     }
 
-    /// All its physical memory, by the handles that it was made with.
+    /// Returns all physical memory of the session, by the handles with which it was created.
     pub fn keys(&self) -> BTreeSet<u64> {
         let handles = self.allocations.iter().map(|one| one.physical.key);
         let mapped = self.mappings.values().map(|mapped| mapped.physical.key);
         handles.chain(mapped).collect()
     }
 
-    /// Frees everything. Nothing may be in flight.
+    /// Unmaps and releases everything; no work may be in flight.
     pub fn clear(&mut self, gpu: &Gpu) {
         let note = |what: &str, result: Result<(), CUresult>| {
             if let Err(status) = result {

@@ -1,9 +1,9 @@
-//! Sessions of a server that has ended, made again in this one.
+//! Restores the sessions of a server that has ended.
 //!
-//! The keeper has their descriptions, segments and connections, and the memory that they had. Each session is made once more
-//! by the messages that had made it, its memory comes to the addresses that it had, and its client's next message is the one
-//! that the other server had not executed. Clients see a pause. A session that had something in flight, or that is bound to
-//! the context that is lost, ends as if its server had ended.
+//! The keeper holds their descriptions, segments, connections and memory. Each session is created again from the
+//! messages that had created its objects, its memory is mapped at its old addresses, and execution resumes with the
+//! message that the previous server had not executed. Clients notice only a pause. A session that had work in flight or
+//! is bound to the lost context ends as if its server had ended.
 
 use crate::engine::base::account::{Account, Memory};
 use crate::engine::base::bounds::STACK;
@@ -38,21 +38,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::FromBytes;
 
-/// Servers that may end one after the other with the same message as a session's next: the message may be the reason.
+/// Most servers that may end with the same message next in a session's ring: the message may be the cause.
 const MOST_ATTEMPTS: u32 = 3;
 
-/// Descriptors that another server has left.
+/// Descriptors that the previous server left with the keeper.
 type Left = BTreeMap<Name, OwnedFd>;
 
-/// Why a session is not made again, in words.
+/// The reason why a session is not restored.
 type Lost = String;
 
-/// The time that the parts of sessions took, by what they are.
+/// Time spent on restoring sessions, by kind of record.
 #[derive(Debug, Default)]
 struct Spent(BTreeMap<String, Duration>);
 
 impl Spent {
-    /// Parts that are named in the log, those that took longest.
+    /// Number of kinds named in the log, longest first.
     const NAMED: usize = 5;
 
     fn add(&mut self, record: &Record, began: Instant) {
@@ -76,21 +76,21 @@ impl fmt::Display for Spent {
     }
 }
 
-/// Makes all sessions again that the keeper knows of, before clients come.
+/// Restores all sessions that the keeper has, before clients connect.
 ///
 /// # Errors
-/// No thread.
+/// The error of the thread's creation.
 pub fn run(shared: &Arc<Shared>) -> std::io::Result<()> {
     if !shared.gpu.keeping.is_on() {
         return Ok(());
     }
     let for_thread = Arc::clone(shared);
-    // Images are compiled on its stack.
+    // The driver compiles images on this thread's stack.
     let thread = std::thread::Builder::new()
         .name("adopt".into())
         .stack_size(STACK)
         .spawn(move || adopt(&for_thread))?;
-    // A panic has ended the process.
+    // A panic has already ended the process.
     let _ = thread.join();
     Ok(())
 }
@@ -125,7 +125,7 @@ fn adopt(shared: &Arc<Shared>) {
             }
         }
     }
-    // What nobody has any more.
+    // Frees descriptors that no session has claimed.
     drop(contents);
     for name in left.into_keys() {
         shared.gpu.keeping.forget(name);
@@ -156,7 +156,7 @@ fn adopt_contents(shared: &Shared, left: &mut Left) -> Vec<Content> {
     contents
 }
 
-/// A session's part of what is left.
+/// The kept descriptors of one session.
 struct Parts {
     description: Description,
     segment: Mapping,
@@ -186,7 +186,7 @@ impl Parts {
     }
 }
 
-/// Makes one session again.
+/// Restores one session.
 fn take_over(
     shared: &Arc<Shared>,
     id: u64,
@@ -217,14 +217,14 @@ fn take_over(
     Ok(())
 }
 
-/// Tells a client that its session has ended, by its segment.
+/// Tells a client, through its segment, that its session has ended.
 fn turn_away(parts: Parts, uid: u32, why: Lost) -> Lost {
     segment::end(&parts.segment, CUDA_ERROR_MPS_RPC_FAILURE.0);
     drop(Stranger::new(parts.socket, uid));
     why
 }
 
-/// The session as it was when its client came, and what it has to be.
+/// Creates the session in its initial state and returns it with the records of its objects.
 fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Vec<Record>), Lost> {
     let mut records = Vec::new();
     let mut client = None;
@@ -265,7 +265,7 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
             return Err(turn_away(parts, uid, why));
         }
     };
-    // Where that fails, the client sees its connection closed.
+    // If that fails, the client sees its connection closed.
     let registration = slow::run::register_segment(shared, parts.segment)
         .map_err(|status| format!("its segment cannot be registered: {status}"))?;
     slow::run::limit_memory(shared, &account, &client.memory);
@@ -298,7 +298,7 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
     Ok((session, records))
 }
 
-/// Whether a session may be made again; its ring, which is as long as the mapping of the segment.
+/// Checks whether a session may be restored. Returns its ring, which is valid as long as the segment's mapping.
 fn may_go_on(parts: &Parts) -> Result<Consumer<RingMemory>, Lost> {
     let bonds = parts.description.bonds();
     if !bonds.is_empty() {
@@ -308,7 +308,7 @@ fn may_go_on(parts: &Parts) -> Result<Consumer<RingMemory>, Lost> {
     if !parts.description.is_at_rest(flag) {
         return Err("it had work in flight".into());
     }
-    // SAFETY: the mapping has SEGMENT_LEN bytes; the session that gets the consumer keeps it.
+    // SAFETY: the mapping has SEGMENT_LEN bytes and is kept by the session that gets the consumer.
     let ring = unsafe { RingMemory::new(parts.segment.base()) };
     let consumer = Consumer::resume(ring).map_err(|violation| violation.to_string())?;
     let (taken, described) = (consumer.place().position(), parts.description.described());
@@ -324,7 +324,7 @@ fn may_go_on(parts: &Parts) -> Result<Consumer<RingMemory>, Lost> {
     Ok(consumer)
 }
 
-/// Makes what the session had.
+/// Restores the session's objects.
 fn realise(
     shared: &Arc<Shared>,
     session: &mut Session,
@@ -333,7 +333,8 @@ fn realise(
     spent: &mut Spent,
 ) -> Result<(), Lost> {
     session.flow.moment = Some(crate::engine::base::moment::Moment::endless());
-    // Images may be loaded once more for the content of their variables, graphs refer to functions, instances to graphs.
+    // Objects are restored after those that they refer to: images may be reloaded to restore their variables, graphs
+    // refer to functions, and instances to graphs.
     let stage = |record: &&Record| match record.kind {
         Kind::Leaves => 0,
         Kind::Variables | Kind::Time => 2,
@@ -370,7 +371,7 @@ fn make(
     made
 }
 
-/// The same; the names of what it takes from the keeper are added to `given_up`.
+/// Restores one object from its record. The names of descriptors taken from the keeper are added to `given_up`.
 fn make_from(
     shared: &Shared,
     session: &mut Session,
@@ -378,7 +379,7 @@ fn make_from(
     left: &mut Left,
     given_up: &mut Vec<Name>,
 ) -> Result<(), Lost> {
-    // What cannot be made again is given up with the session.
+    // If the object cannot be restored, its descriptors are released with the session.
     let mut kept = |kind| {
         let name = Name::numbered(kind, record.key);
         let found = left.remove(&name);
@@ -464,7 +465,7 @@ fn make_from(
         Kind::Leaves => {
             let (hash, leaves) = read(record)?;
             shared.images.note_leaves(&hash, leaves);
-            // It is written down once more with the image's first function.
+            // The record is written again with the image's first function.
             Ok(())
         }
         Kind::Time => {
@@ -502,7 +503,7 @@ fn make_from(
     }
 }
 
-/// What a record says.
+/// Parses the content of a record.
 fn read<T: DeserializeOwned>(record: &Record) -> Result<T, Lost> {
     let read = serde_json::from_slice(&record.bytes);
     read.map_err(|_| "its description cannot be read".to_owned())
@@ -534,7 +535,7 @@ fn adopt_physical(
     })
 }
 
-/// A variable whose address the client knows, and has not used. It may be elsewhere now.
+/// Restores a variable whose address the client knows but has not used. Its address may differ now.
 fn adopt_variable(shared: &Shared, session: &mut Session, record: &Record) -> Result<(), CUresult> {
     let message = Incoming::copied(Op::GetGlobal, 0, &record.bytes);
     let invalid = |_: CallError| CUDA_ERROR_INVALID_VALUE;

@@ -1,10 +1,9 @@
-//! Dispatch threads: each takes messages of its sessions' rings in turn and executes them.
+//! Dispatch threads: each takes messages from the rings of its sessions in turn and executes them.
 //!
-//! A session whose next message may wait inside the driver is handed to the slow lane as a whole and comes back
-//! when that message is done; the order of its messages is kept and the other sessions go on. A thread with
-//! nothing to do spins for a while ([`crate::engine::scheduling::patience`]), then sleeps until a doorbell rings; with work in flight it
-//! looks at the context's health every millisecond, since a fault would otherwise go unnoticed while clients wait for
-//! flags.
+//! A session whose next message may block in the driver is handed over to the slow lane as a whole and returned when
+//! that message is done; the order of its messages is preserved while the other sessions continue. An idle thread spins
+//! for a while ([`crate::engine::scheduling::patience`]), then sleeps until a doorbell rings. While work is in flight
+//! it probes the context every millisecond, since a fault would otherwise go unnoticed while clients wait for flags.
 
 use crate::engine::base::call::Incoming;
 use crate::engine::calls::Undone;
@@ -28,38 +27,38 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// Messages of one session before the next session's turn.
+/// Most messages of one session per visit.
 const BUDGET: usize = 64;
-/// Scheduling priority of a dispatch thread where the process may choose it: a dispatch thread that does not run
-/// holds up every client it serves.
+/// Nice value of a dispatch thread, if the process may set it: a dispatch thread that is not scheduled delays every
+/// client it serves.
 const NICE: i32 = -10;
-/// How often the health of the context is looked at while work is in flight and nothing else happens.
+/// Interval at which the context is probed for faults while work is in flight and no message arrives.
 const PROBE: Duration = Duration::from_millis(1);
 
-/// How often the sessions that synchronize are counted.
+/// Interval at which the synchronizing sessions are counted.
 const COUNT: Duration = Duration::from_millis(1);
-/// How long a thread sleeps at most while clients wait at the gate for work in flight to end.
+/// Longest sleep of a thread while clients wait at the gate for work in flight to end.
 const URGENT: Duration = Duration::from_micros(50);
 
-/// What came of a visit to a session.
+/// Outcome of a visit to a session.
 pub enum Visit {
-    /// No message, or the next one waits for the client.
+    /// There was no message, or the next one waits for the client.
     Idle,
     /// Messages were executed.
     Worked,
-    /// The next message waits for the stream to drain a little.
+    /// The next message waits for work in flight.
     Full,
     /// The next message belongs on the slow lane.
     Slow,
-    /// Its variables are to be saved, by the thread that was reserved for that.
+    /// Its variables are to be saved, by the snapshot thread that was reserved.
     Snapshot,
-    /// The session is over; why, when it was not the client that left.
+    /// The session is over. With the reason, unless the client disconnected.
     Ended(Option<String>),
 }
 
-/// Gives the calling thread [`NICE`], and timers that are not late so that others can be served with them.
+/// Sets [`NICE`] for the calling thread, and the smallest timer slack, so that its sleeps do not end late.
 pub fn run_ahead() {
-    // SAFETY: plain system calls on the calling thread; without the right to the first nothing changes.
+    // SAFETY: plain system calls on the calling thread; without permission, the first one has no effect.
     unsafe {
         libc::setpriority(libc::PRIO_PROCESS, 0, NICE);
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
@@ -109,7 +108,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
         let (mut worked, mut full) = (false, false);
         let classes = shared.roster.fairness.has_classes();
         if classes {
-            // Stable: among equals the order stays.
+            // The sort is stable: the order of sessions with the same priority is kept.
             sessions.sort_by_key(|session| session.shared.terms.priority);
         }
         shared.look_at_clocks(rounds);
@@ -126,7 +125,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
                 }
             }
             if !shared.fate.is_resting() && !shared.may_go(&session.shared) {
-                // Others are behind; this one has something to do.
+                // Other clients have fallen behind in dispatched messages; this one still has work.
                 worked = true;
                 at += 1;
                 continue;
@@ -181,7 +180,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
                 continue;
             }
             Next::Sleep if full => {
-                // The GPU will make room without ringing any bell.
+                // The GPU makes room without ringing a doorbell.
                 std::thread::sleep(Duration::from_micros(20));
                 continue;
             }
@@ -195,8 +194,8 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
     }
 }
 
-/// Sleeps until a doorbell rings, for `most`, or for [`PROBE`] while work is in flight. Whether it is worth to spin
-/// afterwards: not when a word of a client's was waited for in vain.
+/// Sleeps until a doorbell rings, but no longer than `most`, or [`PROBE`] while work is in flight. Returns whether
+/// spinning afterwards is worthwhile: not if only a poll interval has expired.
 fn sleep(
     shared: &Arc<Shared>,
     dispatcher: &Dispatcher,
@@ -272,7 +271,7 @@ fn sleep(
                 session.shared.bell.silence();
             }
         }
-        // Not after each: a client that waits for a kernel rings a bell for the next one.
+        // Not after every wake-up: a client that waits for a kernel rings the doorbell for the next one.
         let now = Instant::now();
         if in_flight && now.duration_since(*probed) >= PROBE {
             *probed = now;
@@ -287,7 +286,7 @@ fn sleep(
 }
 
 impl Shared {
-    /// Adds up how many sessions synchronize.
+    /// Sums up the synchronizing sessions of all dispatch threads.
     fn count_synchronizing(&self) {
         let active = |dispatcher: &Dispatcher| dispatcher.active.load(Ordering::Relaxed);
         let active: usize = self.lanes.dispatchers.iter().map(active).sum();
@@ -365,19 +364,19 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     Visit::Idle
 }
 
-/// What came of one message.
+/// Outcome of a session's next message.
 pub enum Step {
-    /// There is none.
+    /// There is no message.
     None,
     /// It was executed.
     Done,
     /// It waits for work in flight.
     Full,
-    /// It waits for the client.
+    /// It is deferred behind messages that wait for the client.
     Held,
     /// It belongs on the slow lane.
     Slow,
-    /// It has to be done while nothing is in flight.
+    /// It needs a quiescent point.
     Alone,
     /// The client broke the protocol.
     Violation(String),
@@ -386,11 +385,11 @@ pub enum Step {
 /// Executes the next message of a session.
 #[inline]
 pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step {
-    // What is executed now would be so in vain.
+    // The context is lost and the session will continue in the next server: executing more now would have no effect.
     if shared.gpu.is_lost() && session.shared.goes_on(&shared.gpu) {
         return Step::Full;
     }
-    // What was on its way to the slow lane, or to the gate, is done there.
+    // Messages already on their way to the slow lane or the gate are still executed there.
     if !on_slow_lane && shared.fate.is_resting() {
         return Step::Full;
     }
@@ -437,7 +436,8 @@ fn take_up(
             Order::Stays => return Step::Held,
         }
     }
-    // No thread of the slow lane is to wait for the end of a moment: those who have it need them.
+    // The message waits here, because a slow-lane thread must not wait for the end of a quiescent point: the sessions
+    // making their calls at it need those threads.
     if session.is_hushed(&shared.gpu) {
         session.say_whether_at_work(&shared.gpu);
         return Step::Full;
@@ -461,7 +461,7 @@ fn take_up(
     perform(shared, session, found, message, on_slow_lane)
 }
 
-/// Has the message executed.
+/// Executes the message, as part of a launch batch if possible.
 #[inline]
 fn perform(
     shared: &Shared,
@@ -488,7 +488,7 @@ fn perform(
             session.inbox.consumer.consume(found);
             Step::Done
         }
-        // Maybe its stream is held now.
+        // Its stream may have been deferred just now.
         Err(Undone::Later) if session.inbox.held.any() => match session.order(message) {
             Order::Taken => {
                 session.shared.description.set_deferred(true);
@@ -503,7 +503,7 @@ fn perform(
     }
 }
 
-/// Ends a session: its client is told, the reaper gets what it owned.
+/// Ends a session: notifies its client and hands its objects over to the reaper.
 pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
     let status = match session.shared.terminated.load(Ordering::SeqCst) {
         true => CUDA_ERROR_MPS_CLIENT_TERMINATED,
@@ -512,7 +512,7 @@ pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
     session
         .shared
         .end(shared.gpu.lost_status().unwrap_or(status));
-    // Before the list of sessions does not have it any more.
+    // Must precede the removal from the list of sessions, so that its work is counted throughout.
     shared.gpu.calm(session.side).begin_dying();
     // SAFETY: a plain system call on our own descriptor: the client sees the end even if it looks nowhere else.
     unsafe { libc::shutdown(session.shared.socket().as_raw_fd(), libc::SHUT_RDWR) };

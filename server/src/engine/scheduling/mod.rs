@@ -1,4 +1,4 @@
-//! The threads: which session is served, waits, moves, rests or ends.
+//! Scheduling of sessions: serving, waiting, moving, resting and ending.
 
 pub mod adopt;
 pub mod dispatch;

@@ -1,10 +1,9 @@
-//! Sessions that go to another side of the devices ([`crate::engine::base::side`]).
+//! Moves sessions to another side of the devices ([`crate::engine::base::side`]).
 //!
-//! Beside a kernel that does not end, or not for long, nothing can be loaded into the context that it runs in. A session
-//! that has nothing in flight can go into another one: its memory is the same there, its streams and events are made and
-//! its images loaded once more. One stays, and waits,
-//! whose client may know addresses of variables, whose kernels could have left addresses in memory, or that has graphs,
-//! arrays or textures.
+//! While a kernel runs that does not end, or not for long, nothing can be loaded into its context. A session with
+//! nothing in flight can move to another context: its memory has the same addresses there, its streams and events are
+//! created again and its images are loaded again. A session stays and waits if its client may know addresses of
+//! variables, if its kernels may have stored addresses in memory, or if it has graphs, arrays or textures.
 
 use crate::engine::base::moment::Moment;
 use crate::engine::base::side::{self, Side};
@@ -22,12 +21,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Streams and events of a session that goes to another side, at most.
+/// Most streams and events of a session that may move.
 const MOST_STREAMS: usize = 64;
 const MOST_EVENTS: usize = 1024;
 
 impl Shared {
-    /// Where a session can load that cannot where it is; where there is a context already, if there is one.
+    /// Returns a side to which a session that cannot load on `from` can move, preferably one that already has a
+    /// context.
     pub fn way_out(&self, from: Side) -> Option<Side> {
         let free = |side: &Side| *side != from && !self.has_long_work(*side);
         let mut free: Vec<Side> = Side::ALL.into_iter().filter(free).collect();
@@ -35,7 +35,7 @@ impl Shared {
         free.first().copied()
     }
 
-    /// Ends an annex if nobody has anything there, and nobody would go there now. The undertaker's.
+    /// Closes an annex if no session uses it or is likely to move to it soon. Called by the undertaker.
     pub fn close_unused_annex(&self, side: Side, nothing_comes: impl Fn() -> bool) {
         let Some(_nobody_moves) = self.lanes.moving.try_write() else {
             return;
@@ -44,11 +44,11 @@ impl Shared {
             || !self.gpu.calm(side).is_still()
             || self.roster.shared_events.any_of(side)
             || self.is_blocked(Side::MAIN, Duration::ZERO);
-        // What is given up goes first.
+        // Retained instances of the side are unloaded first, and pending decisions about instances are awaited.
         if used || self.images.assesses() || self.images.give_up_residents_of(side) {
             return;
         }
-        // Sessions of other sides may have images here still.
+        // Sessions of other sides may still have images here.
         if self.images.families.alive(side) > 0
             || !nothing_comes()
             || !self.lanes.graves(side).are_empty()
@@ -65,7 +65,7 @@ impl Shared {
 }
 
 impl Session {
-    /// Whether nothing binds it to the context that it is in.
+    /// Whether the session has no objects that bind it to its current context.
     pub fn may_move(&mut self, shared: &Shared) -> bool {
         let own = |image: &Image| !image.may_move(&shared.images);
         let loaded = self.objects.images.iter().any(own)
@@ -83,13 +83,13 @@ impl Session {
             || self.objects.raised_limits.any();
         let special = self.objects.streams.iter().any(Stream::is_special)
             || self.objects.retired.iter().any(Stream::is_special);
-        // Recorded once more, one event alone says how long what comes now takes; two would say nothing.
+        // A single re-recorded event is still a valid start time; with two, the interval between them would be lost.
         let timed = |event: &&Event| event.recorded && event.flags & CU_EVENT_DISABLE_TIMING == 0;
         let timed = self.objects.events.iter().filter(timed).count();
         let has_own = |event: &Event| event.shared.is_some() || event.time.is_of_another_server();
         let bound = timed > 1 || self.objects.events.iter().any(has_own);
         let waits = self.inbox.held.any() || self.prints() || self.flow.has_graph_turn;
-        // They are made there while others work.
+        // Their creation would delay the sessions that are working on the other side.
         let many =
             self.objects.streams.len() > MOST_STREAMS || self.objects.events.len() > MOST_EVENTS;
         let stays = loaded
@@ -102,8 +102,8 @@ impl Session {
         !stays && !self.has_work_in_flight(&shared.gpu)
     }
 
-    /// Whether what its kernels may have left in its images, and of them in memory, is nothing, as far as
-    /// [`Session::may_move`] could not tell.
+    /// Whether its images are still in their initial state and its kernels have left no addresses of them in memory, as
+    /// far as [`Session::may_move`] could not determine that.
     pub fn has_images_as_new(&self, shared: &Shared) -> bool {
         if self.flow.counts.launches == 0 {
             return true;
@@ -116,11 +116,11 @@ impl Session {
         !self.flow.left_images && images.all(|image| image.is_as_new(&shared.images))
     }
 
-    /// Goes to a side where its calls need not wait. Its images come after, in its next moment there
+    /// Moves to a side where its calls need not wait. Its images follow at its next quiescent point there
     /// ([`Session::bring_images`]).
     ///
     /// # Errors
-    /// The driver's; the session is then where it was.
+    /// The driver's status; the session then stays on its side.
     pub fn move_to(&mut self, shared: &Shared, to: Side) -> Result<(), CUresult> {
         self.forget_offer(shared);
         let _annex_stays = shared.lanes.moving.read();
@@ -148,10 +148,11 @@ impl Session {
         Ok(())
     }
 
-    /// Has its images and functions loaded where it is now, which waits for what is in flight there.
+    /// Loads its images and functions on its current side. The driver waits for work in flight there.
     ///
     /// # Errors
-    /// The driver's, or `CUDA_ERROR_NOT_READY` where the moment is over before; the images are then where they were.
+    /// The driver's status, or `CUDA_ERROR_NOT_READY` if the quiescent point ends first; the images then stay on their
+    /// side.
     pub fn bring_images(&mut self, shared: &Shared, moment: &Moment) -> Result<(), CUresult> {
         let (images, functions) = self.load_again(shared, moment)?;
         let own = self
@@ -164,14 +165,15 @@ impl Session {
         }
         for (function, raw) in self.objects.functions.iter_mut().zip(functions) {
             (function.raw, function.taken) = (raw, false);
-            // Its first launch takes what the context lacks, and is one by itself.
+            // The first launch also makes the driver allocate resources that the context lacks, so it is measured
+            // separately.
             function.length = Length::Unknown;
         }
         self.flow.images_of = None;
         Ok(())
     }
 
-    /// Its images and functions once more, in order, on the side that it is on.
+    /// Loads its images and functions again, in order, on its current side.
     fn load_again(
         &self,
         shared: &Shared,
@@ -213,7 +215,7 @@ impl Session {
         Ok((images, functions))
     }
 
-    /// Its streams and events once more, in order, on the side that was entered.
+    /// Creates its streams and events again, in order, on the entered side.
     fn make_again(&mut self, shared: &Shared) -> Result<(Vec<CUstream>, Vec<CUevent>), CUresult> {
         let driver = &shared.gpu.driver;
         let (mut streams, mut events) = (Vec::new(), Vec::new());
@@ -232,7 +234,7 @@ impl Session {
                 driver.event_create(&mut raw, event.flags & CU_EVENT_DISABLE_TIMING)?;
                 events.push(raw);
                 if event.recorded {
-                    // What it was recorded behind is done.
+                    // The work before the record is done.
                     shared.gpu.record_at_once(event.device, raw)?;
                 }
             }

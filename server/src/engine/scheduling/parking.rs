@@ -1,8 +1,9 @@
-//! Sessions that are quiet for a while, out of a dispatch thread's way.
+//! Removes sessions that have been idle for a while from a dispatch thread's polling loop.
 //!
-//! A dispatch thread looks at each of its sessions in every round, which takes 25 ns for one that is idle: with 250 on a
-//! thread, a client's launch and wait took 6 µs longer. With many on a thread those that send nothing are parked: told, as before a sleep, that
-//! their doorbell has to be rung, and only those bells are asked about, all at once and now and then.
+//! A dispatch thread polls each of its sessions in every round, which takes 25 ns for an idle one: with 250 on a
+//! thread, a client's launch and wait took 6 µs longer. On a thread with many sessions, idle ones are therefore parked:
+//! as before a sleep, their clients are told to ring the doorbell, and only those doorbells are polled, all at once and
+//! at intervals.
 
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -11,19 +12,19 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-/// So many sessions of a thread are looked at in every round, whatever they do.
+/// A thread with at most this many sessions polls all of them in every round.
 const CROWD: usize = 16;
-/// How often a session's messages are counted without a new one, until it may be parked: about once a millisecond.
+/// Number of consecutive counts without a new message before a session may be parked; counts are about 1 ms apart.
 const QUIET: u32 = 32;
-/// Between two questions about the bells.
+/// Poll interval for the doorbells.
 const PAUSE: Duration = Duration::from_micros(20);
 
 /// Sessions of a dispatch thread.
 pub type Sessions = Vec<Box<Session>>;
 
-/// The sessions of a thread that are parked.
+/// The parked sessions of a dispatch thread.
 pub struct Parked {
-    /// Of their bells. `None`: there are no descriptors left, and nobody is parked.
+    /// Watches their doorbells. `None` if no descriptors are left; then no session is parked.
     epoll: Option<Epoll>,
     places: Vec<Option<Box<Session>>>,
     count: usize,
@@ -31,7 +32,7 @@ pub struct Parked {
 }
 
 impl Parked {
-    /// None yet.
+    /// Creates the state of a thread without parked sessions.
     pub fn new() -> Parked {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC);
         let epoll = epoll
@@ -44,13 +45,13 @@ impl Parked {
         }
     }
 
-    /// Readable when a bell of theirs was rung.
+    /// Returns a descriptor that becomes readable when one of their doorbells rings.
     pub fn fd(&self) -> Option<RawFd> {
         let epoll = self.epoll.as_ref().filter(|_| self.count > 0)?;
         Some(epoll.0.as_raw_fd())
     }
 
-    /// Parks those that are quiet, as long as there is a crowd. To be called once for each count of their messages.
+    /// Parks idle sessions while there are more than [`CROWD`]. Must be called once per count of their messages.
     pub fn park_quiet(&mut self, shared: &Shared, sessions: &mut Sessions) {
         let mut at = 0;
         while at < sessions.len() {
@@ -84,11 +85,11 @@ impl Parked {
             return Err(session);
         }
         session.sample(&shared.gpu, Instant::now(), true);
-        // It may be parked because nothing is in flight.
+        // It can only be parked because nothing is in flight.
         session.shared.at_work.store(false, Ordering::Release);
         let sleeps = &session.shared.header().server_sleeps.0;
         sleeps.store(1, Ordering::Relaxed);
-        // Partner: the client, which looks at `server_sleeps` after it has posted.
+        // Partner: the client, which reads `server_sleeps` after it has written its message.
         fence(Ordering::SeqCst);
         if session.wants_attention() {
             let _ = epoll.delete(session.shared.bell.fd());
@@ -100,7 +101,7 @@ impl Parked {
         Ok(())
     }
 
-    /// Takes those whose bell was rung, if it is time to ask.
+    /// Moves the sessions whose doorbell has rung back to the polling loop, unless polled within the last [`PAUSE`].
     pub fn take_rung(&mut self, shared: &Shared, sessions: &mut Sessions, at_once: bool) {
         let Some(epoll) = self.epoll.as_ref().filter(|_| self.count > 0) else {
             return;
@@ -111,7 +112,7 @@ impl Parked {
         }
         self.asked = now;
         let mut events = [EpollEvent::empty(); 64];
-        // An error means that none is known to have rung; it is asked again.
+        // An error means that no doorbell is known to have rung; the next poll repeats the question.
         let count = epoll.wait(&mut events, EpollTimeout::ZERO).unwrap_or(0);
         for event in &events[..count] {
             if let Some(session) = self.take(event.data() as usize) {
@@ -121,7 +122,7 @@ impl Parked {
         }
     }
 
-    /// Takes all.
+    /// Moves all sessions back to the polling loop.
     pub fn take_all(&mut self, shared: &Shared, sessions: &mut Sessions) {
         for place in 0..self.places.len() {
             sessions.extend(self.take(place).map(|session| unparked(shared, session)));
@@ -154,7 +155,7 @@ pub fn awake(shared: &Shared, session: &Session) {
 }
 
 impl Session {
-    /// Counts how long it has been quiet; whether it was for long enough.
+    /// Counts how long it has been idle. Returns whether that is long enough to park it.
     fn count_quiet(&mut self) -> bool {
         if self.flow.quiet.dispatched != self.flow.dispatched {
             self.flow.quiet.dispatched = self.flow.dispatched;
@@ -164,7 +165,7 @@ impl Session {
         self.flow.quiet.counts > QUIET
     }
 
-    /// Whether nothing has to be done for it until its bell rings.
+    /// Whether it needs no service until its doorbell rings.
     fn can_park(&mut self, shared: &Shared) -> bool {
         !self.inbox.held.any()
             && self.objects.releasing.is_empty()
@@ -176,7 +177,7 @@ impl Session {
             && !self.has_work_in_flight(&shared.gpu)
     }
 
-    /// Whether there is something to do for it.
+    /// Whether it needs service now.
     pub fn wants_attention(&self) -> bool {
         self.inbox.consumer.has_message() && !self.inbox.held.is_stalled()
             || self.inbox.held.is_released(&self.shared.segment)

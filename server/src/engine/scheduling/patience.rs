@@ -1,63 +1,63 @@
-//! How long a dispatch thread with nothing to do looks for messages before it sleeps.
+//! How long an idle dispatch thread polls for messages before it sleeps.
 //!
-//! To wake up takes a thread 15 to 30 µs, which a client feels that waits for a kernel and then launches the next one. A
-//! thread looks for [`SPIN`], longer than the pause between two small kernels. Where pauses have been longer lately, but
-//! not longer than a limit, it looks for twice the longest of them, and naps for most of the shortest one. One pause
-//! beyond the limit, and it knows nothing: what a change of a client's habits costs is bounded, and clients that are quiet
-//! cost no processor time.
+//! Waking up takes a thread 15 to 30 µs, which delays a client that waits for a kernel and then launches the next one.
+//! A thread polls for [`SPIN`], longer than the pause between two small kernels. If recent pauses were longer than that
+//! but below a limit, it polls for twice the longest of them and naps for most of the shortest one. After a single
+//! pause beyond the limit it discards its history. So a change in a client's behaviour has a bounded cost, and idle
+//! clients use no CPU time.
 
 use std::time::{Duration, Instant};
 
-/// How long a thread looks that knows nothing better.
+/// How long a thread without history polls.
 const SPIN: Duration = Duration::from_micros(200);
-/// How long it looks before a nap, and before it yields, which can cost a whole time slice. Shorter pauses are not
-/// remembered.
+/// How long it polls before a nap, and before it yields, which can cost a whole time slice. Shorter pauses are not
+/// recorded.
 const LOOK: Duration = Duration::from_micros(50);
-/// A shorter nap is not worth it.
+/// Shortest worthwhile nap.
 const NAP: Duration = Duration::from_micros(100);
-/// So much before the end of the shortest pause a nap ends at least: timers are late.
+/// A nap ends at least this long before the end of the shortest pause, since timers fire late.
 const LATE: Duration = Duration::from_micros(150);
-/// So many pauses are remembered.
+/// Number of pauses that are recorded.
 const REMEMBERED: usize = 8;
 
-/// What a thread with nothing to do does next.
+/// Next step of an idle thread.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Next {
-    /// It looks again.
+    /// Poll again.
     Look,
-    /// It lets other threads run, and looks again: there are more of them than processors.
+    /// Yield to other threads, then poll again: there are more threads than CPUs.
     Yield,
-    /// It sleeps for so long, if no bell rings.
+    /// Sleep until a doorbell rings, at most for this time.
     Nap(Duration),
-    /// It sleeps until a bell rings.
+    /// Sleep until a doorbell rings.
     Sleep,
 }
 
-/// What a thread has learnt of its clients.
+/// A dispatch thread's history of its clients' pauses.
 #[derive(Debug)]
 pub struct Patience {
     most: Duration,
-    /// The last pauses, of [`LOOK`] to `most` each; the oldest is overwritten.
+    /// The last pauses, each between [`LOOK`] and `most`, as a ring buffer.
     pauses: [Duration; REMEMBERED],
     count: usize,
-    /// How long it looks where it knows nothing.
+    /// How long it polls without history.
     usual: Duration,
-    /// How long it looks, by the last pauses.
+    /// How long it polls, derived from the last pauses.
     spin: Duration,
-    /// Until when it naps, by the last pauses; zero: not at all.
+    /// Time into a pause until which it naps, derived from the last pauses; zero disables naps.
     nap: Duration,
-    /// The first and the last look without a message since there was one.
+    /// Times of the first and the latest poll since there was last a message.
     quiet: Option<(Instant, Instant)>,
-    /// The first look without a message since then, or since it woke up for something to do.
+    /// Time of the first poll without a message since the last message, or since it was last woken.
     idle_since: Option<Instant>,
-    /// It slept after the last look.
+    /// Whether it slept after the latest poll.
     slept: bool,
-    /// It waited for the GPU, not for a client.
+    /// Whether it was waiting for the GPU rather than for a client.
     full: bool,
 }
 
 impl Patience {
-    /// That of a thread that looks for `most` at most.
+    /// Creates the state of a thread that polls for at most `most`.
     pub fn new(most: Duration) -> Patience {
         let usual = SPIN.min(most);
         Patience {
@@ -74,7 +74,7 @@ impl Patience {
         }
     }
 
-    /// There were messages.
+    /// Records that there were messages.
     #[inline]
     pub fn worked(&mut self) {
         if let Some((first, last)) = self.quiet.take() {
@@ -101,8 +101,8 @@ impl Patience {
         self.nap = (shortest / 4 * 3).min(shortest.saturating_sub(LATE));
     }
 
-    /// There is no message at `now`: what to do. `crowded`: threads outnumber processors, so that it does not look for
-    /// longer than [`SPIN`]. `full`: there are messages that wait for the GPU.
+    /// Returns the next step if there is no message at `now`. `crowded`: there are more threads than CPUs, so it polls
+    /// no longer than [`SPIN`]. `full`: some messages wait for the GPU.
     #[inline]
     pub fn next(&mut self, now: Instant, crowded: bool, full: bool) -> Next {
         let first = self.quiet.map_or(now, |(first, _)| first);
@@ -130,7 +130,7 @@ impl Patience {
         Next::Sleep
     }
 
-    /// It woke up for something to do, and looks again.
+    /// Records that it was woken by a doorbell, after which it polls again.
     pub fn woke(&mut self) {
         self.idle_since = None;
     }
@@ -146,7 +146,7 @@ mod tests {
         Duration::from_micros(count)
     }
 
-    /// Passes a pause in looks of 10 µs; when the thread napped or slept in it, and for how long at most.
+    /// Simulates a pause polled every 10 µs. Returns each nap or sleep with its start and its maximum duration.
     fn pass(patience: &mut Patience, start: Instant, pause: Duration) -> Vec<(Duration, Next)> {
         let mut slept = Vec::new();
         let mut at = Duration::ZERO;
@@ -163,7 +163,7 @@ mod tests {
                 }
             }
         }
-        // The look that finds the message; a test cannot have slept for real.
+        // The poll that finds the message; a test cannot have slept in reality.
         patience.slept = false;
         patience.quiet = patience.quiet.map(|(first, _)| (first, start + pause));
         patience.worked();
@@ -175,16 +175,16 @@ mod tests {
         let (mut patience, start) = (Patience::new(MOST), Instant::now());
         assert_eq!(pass(&mut patience, start, us(900)), [(SPIN, Next::Sleep)]);
         for _ in 0..3 {
-            // 50 µs of looking, asleep for most of the usual pause, then looking again.
+            // Polls for 50 µs, naps for most of the usual pause, then polls again.
             assert_eq!(
                 pass(&mut patience, start, us(900)),
                 [(LOOK, Next::Nap(us(625)))]
             );
         }
-        // Twice the longest pause, and no longer.
+        // Polls for twice the longest pause.
         let quiet = pass(&mut patience, start, us(60_000));
         assert_eq!(quiet, [(LOOK, Next::Nap(us(625))), (us(1805), Next::Sleep)]);
-        // That was beyond all: it knows nothing.
+        // That pause was beyond the limit, so the history was discarded.
         assert_eq!(
             pass(&mut patience, start, us(60_000)),
             [(SPIN, Next::Sleep)]
@@ -218,7 +218,7 @@ mod tests {
         pass(&mut patience, start, us(900));
         pass(&mut patience, start, us(100));
         assert_eq!(pass(&mut patience, start, us(1700)), []);
-        // Until it is forgotten.
+        // Until the short pause has left the history.
         for _ in 0..REMEMBERED {
             pass(&mut patience, start, us(900));
         }

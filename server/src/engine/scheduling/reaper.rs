@@ -1,11 +1,11 @@
-//! What is left of sessions that are over.
+//! Frees the resources of ended sessions.
 //!
-//! A session's work runs to its end, and what it owned is freed then. Nothing here waits inside the driver: what would make
-//! it wait goes to the undertaker ([`crate::engine::threads::undertaker`]).
+//! A session's work runs to completion, then its objects are freed. This thread does not block in the driver: objects
+//! whose destruction would block go to the undertaker ([`crate::engine::threads::undertaker`]).
 //!
-//! Work that waits for words which its client was to write is released ([`crate::engine::objects::awaited`]). A kernel that never ends can
-//! only be ended with the whole context. Its session stays, with all its memory, which nobody gets before that; others are
-//! freed as ever, and it does not count as a client any more.
+//! Work that waits for words which the client was supposed to write is released ([`crate::engine::objects::awaited`]).
+//! A kernel that never ends can only be stopped by destroying the whole context. Its session keeps all its memory until
+//! then and no longer counts as a client; other sessions are freed as usual.
 
 use crate::engine::base::side::Side;
 use crate::engine::images::instances::Image;
@@ -21,24 +21,24 @@ use mpsshim_proto::segment::RETURNED;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often dying sessions are looked at.
+/// Poll interval for dying sessions.
 const TICK: Duration = Duration::from_millis(1);
-/// The same for those whose work does not end.
+/// Poll interval if the work of all dying sessions appears not to end.
 const SLOW_TICK: Duration = Duration::from_millis(50);
-/// With work that goes on for longer, a session that is over is stuck.
+/// An ended session whose work continues for longer is stuck.
 const STUCK: Duration = Duration::from_secs(5);
-/// Stuck sessions at a time that do not count as clients; with more the number of clients goes down.
+/// Most stuck sessions that do not count as clients; further ones take up client slots.
 const MOST_STUCK: usize = 16;
 
-/// A session that is over and has work in flight, or may have.
+/// An ended session that has or may have work in flight.
 struct Dying {
     session: Box<Session>,
     since: Instant,
     look: Instant,
     release: Release,
-    /// Its work goes on for long.
+    /// Whether its work has continued for longer than [`STUCK`].
     stuck: bool,
-    /// It does not count as a client any more.
+    /// Whether it no longer counts as a client.
     uncounted: bool,
 }
 
@@ -57,7 +57,7 @@ impl Dying {
         }
     }
 
-    /// Whether nothing of it is in flight any more.
+    /// Whether none of its work is in flight any more.
     fn is_over(&mut self, shared: &Shared) -> bool {
         let now = Instant::now();
         if now < self.look {
@@ -71,7 +71,7 @@ impl Dying {
             && self.release.is_done(&shared.gpu)
     }
 
-    /// Notes that it takes long.
+    /// Marks the session as stuck.
     fn note_stuck(&mut self, shared: &Shared, uncounted: usize) {
         self.stuck = true;
         if uncounted < MOST_STUCK {
@@ -112,7 +112,7 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
         while at < dying.len() {
             if dying[at].is_over(shared) {
                 let over = dying.swap_remove(at);
-                // An annex stays until all that was in it is buried.
+                // An annex must not close before all of its objects have been handed to the undertaker.
                 let _annex_stays = shared.lanes.moving.read();
                 shared.gpu.calm(over.session.side).end_dying();
                 release(shared, *over.session, over.uncounted);
@@ -136,7 +136,7 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
 }
 
 fn is_drained(shared: &Shared, session: &Session) -> bool {
-    // A graph that waits for the client's functions goes on without them.
+    // A graph that waits for the client's host functions continues without them.
     for slot in &session.objects.graphs.waits {
         session.shared.segment.set_flag(slot + RETURNED, 1);
     }
@@ -148,7 +148,7 @@ fn is_drained(shared: &Shared, session: &Session) -> bool {
     streams.all(|stream| stream.is_drained(&shared.gpu))
 }
 
-/// Frees what an idle session owned; what would make others wait is buried.
+/// Frees the objects of an idle session; those whose destruction would block other clients go to the undertaker.
 fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     panics::works_for(Some(session.shared.info.session));
     shared.roster.note_drained(&session.shared);
@@ -231,7 +231,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     graves.push(Buried::Segment(session.shared.clone()));
     let why = session.flow.fault.take();
     let ended = session.shared.clone();
-    // With it goes the last that holds what is buried now.
+    // Drops the last references to the objects handed to the undertaker below.
     drop(session);
     shared.roster.shared_events.settle(&shared.gpu.driver);
     ended.account.retire();

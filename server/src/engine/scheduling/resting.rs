@@ -1,8 +1,8 @@
-//! Brings all sessions to rest, so that the next server can go on with them: nothing of theirs is executed any more, and what
-//! was given to the device is done.
+//! Brings all sessions to rest, so that the next server can continue with them: no message of theirs is executed any
+//! more, and the work submitted to the device is done.
 //!
-//! Each dispatch thread rests its own sessions. What a session still owes its client (marks, deferred messages, an image that
-//! is being loaded) is done first; its next message stays in the ring.
+//! Each dispatch thread brings its own sessions to rest. Work that a session still owes its client (marks, deferred
+//! messages, an image being loaded) is completed first; the next message stays in the ring.
 
 use crate::engine::objects::snapshot::SAVED_AT_REST;
 use crate::engine::scheduling::dispatch::Visit;
@@ -15,27 +15,28 @@ use std::sync::atomic::Ordering;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Between two looks whether all sessions are at rest.
+/// Poll interval for whether all sessions are at rest.
 const LOOK: Duration = Duration::from_millis(1);
-/// How much longer a thread may take to look at its sessions.
+/// Additional time that a thread may take to visit its sessions.
 const GRACE: Duration = Duration::from_secs(5);
-/// Clients that are named when some cannot be handed over.
+/// Most clients named if some cannot be handed over.
 const NAMED: usize = 8;
 
-/// How many sessions are at rest, or why not all are, in words.
+/// The number of sessions at rest, or a text that says why some are not.
 pub type Rested = Result<usize, String>;
 
-/// What binds sessions only until they are at rest, their variables and graphs are saved and what they printed is told.
+/// Bonds that end when a session is at rest, its variables and graphs are saved and its printed output is delivered.
 const AT_REST: Bonds = Bonds(SAVED_AT_REST.0 | Bonds::PRINTS.0);
 
-/// A session that cannot be handed over, and why.
+/// A session that cannot be handed over, and the reason.
 struct Stays(Arc<SessionShared>, String);
 
 impl Shared {
-    /// Brings all sessions to rest within `patience`: how many there are, or the clients that stay, with reasons.
+    /// Brings all sessions to rest within `patience`. Returns the number of sessions that the next server can continue.
+    /// With `force`, ends the sessions that cannot be handed over.
     ///
     /// # Errors
-    /// The reasons.
+    /// The clients that cannot be handed over, with reasons.
     pub fn come_to_rest(&self, patience: Duration, force: bool) -> Rested {
         if !force {
             refuse(self.bound(AT_REST))?;
@@ -48,7 +49,7 @@ impl Shared {
             self.lanes.wake_dispatchers();
             let now = Instant::now();
             let mut awake = self.roster.session_list();
-            // Before it is looked who rests: whoever has been asked either does by now, or has work.
+            // Read before `rested`: a session that has been asked is by now at rest or has work.
             let asked = awake
                 .iter()
                 .all(|session| session.asked_to_rest.load(Ordering::Acquire) == number);
@@ -70,7 +71,7 @@ impl Shared {
             Stays(session, why)
         };
         let mut stay: Vec<Stays> = awake.into_iter().map(busy).collect();
-        // A message that was executed meanwhile may have bound its session.
+        // A message executed in the meantime may have bound its session.
         stay.extend(
             self.bound(Bonds::default())
                 .into_iter()
@@ -96,7 +97,7 @@ impl Shared {
         Ok(going_on)
     }
 
-    /// Sessions are served again, unless another attempt goes on.
+    /// Resumes service, unless another attempt has begun.
     fn end_rest(&self, number: u64) {
         let ended =
             (self.fate.resting).compare_exchange(number, 0, Ordering::SeqCst, Ordering::Relaxed);
@@ -105,7 +106,7 @@ impl Shared {
         }
     }
 
-    /// Sessions bound to their context by anything but these bonds.
+    /// Returns the sessions that are bound to their context by bonds other than these.
     fn bound(&self, but_for: Bonds) -> Vec<Stays> {
         let sessions = self.roster.session_list().into_iter();
         let bonds = sessions.map(|session| {
@@ -134,7 +135,7 @@ fn refuse(mut stay: Vec<Stays>) -> Result<(), String> {
 }
 
 impl Session {
-    /// Does what has to be done before the session is at rest, as far as it can be done now.
+    /// Does as much as is possible now of the work that must be done before the session is at rest.
     pub fn come_to_rest(&mut self, shared: &Shared) -> Visit {
         let number = shared.fate.resting.load(Ordering::SeqCst);
         if self.shared.rested.load(Ordering::Relaxed) == number {
@@ -146,7 +147,7 @@ impl Session {
     }
 
     fn rest_as_far_as_possible(&mut self, shared: &Shared, number: u64) -> Visit {
-        // An image that was taken from the client's connection cannot be taken again.
+        // An image already received over the client's connection cannot be received again.
         if self.flow.wants_moment || self.flow.prepared.is_some() {
             return Visit::Slow;
         }

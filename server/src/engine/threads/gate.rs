@@ -1,13 +1,15 @@
-//! The gate: where calls wait that can only be made while nothing is in flight.
+//! The gate: the queue of sessions whose next call can only be made while nothing is in flight.
 //!
-//! A load, the first function of a library, a launch that needs more local memory than any before: the driver makes such a
-//! call wait for all that is queued, everyone's, and lets nobody submit anything meanwhile. So a session whose next call is
-//! one ([`Session::must_be_alone`]) waits here, and the others go on. Meanwhile streams that have something long in flight,
-//! and kernels known to be long, get no more to the device. When nothing long is left, all are held back for the moment that
-//! the rest takes, everything that waits here is done at once, and all go on.
+//! For a module load, the first use of a library's function or a launch that needs more local memory than any before,
+//! the driver waits for all queued work of the context, of every client, and blocks all submissions meanwhile. So a
+//! session whose next call is one of these ([`Session::must_be_alone`]) waits here while the others continue.
+//! Meanwhile, streams that have long work in flight and kernels known to be long are deferred. When no long work is
+//! left, all submissions are held back for the moment that the rest takes to finish, all calls waiting here are made at
+//! once, and all sessions continue.
 //!
-//! Nothing is held back beside a kernel of which nobody knows when it ends: it may be waiting for what its own program submits
-//! next, and those who wait here would wait for it anyway. They go to another side of the devices ([`crate::engine::scheduling::moving`]).
+//! Nothing is held back while a kernel with an unpredictable end runs: it may be waiting for later submissions of its
+//! own program, and the sessions at the gate would have to wait for it anyway. They move to another side of the devices
+//! ([`crate::engine::scheduling::moving`]).
 
 pub mod run;
 
@@ -16,12 +18,12 @@ use parking_lot::{Condvar, Mutex};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// Sessions that wait for a moment in which nothing is in flight.
+/// Sessions that wait for a quiescent point.
 #[derive(Debug, Default)]
 pub struct Gate {
     waiting: Mutex<Vec<Waiting>>,
     came: Condvar,
-    /// How many moments there have been for sessions' calls.
+    /// Number of quiescent points at which sessions made calls.
     opened: AtomicU64,
 }
 
@@ -29,20 +31,20 @@ pub struct Gate {
 struct Waiting {
     session: Box<Session>,
     since: Instant,
-    /// When it could not move.
+    /// When it was last found unable to move.
     stayed: Option<Instant>,
-    /// The log has it.
+    /// Whether its long wait has been logged.
     told: bool,
 }
 
 impl Gate {
-    /// The undertaker has waited for long.
+    /// Wakes the gate thread because the undertaker has waited for long.
     pub fn knock(&self) {
         let _waiting = self.waiting.lock();
         self.came.notify_one();
     }
 
-    /// How many moments there have been for sessions' calls.
+    /// Returns the number of quiescent points at which sessions made calls.
     pub fn opened(&self) -> u64 {
         self.opened.load(Ordering::Relaxed)
     }

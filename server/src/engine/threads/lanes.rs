@@ -1,4 +1,4 @@
-//! Ways between the server's threads: each thread that has sessions or objects takes them from a queue.
+//! The queues by which the server's threads pass sessions and objects to each other.
 
 use crate::engine::base::side::{SIDES, Side};
 use crate::engine::session::Session;
@@ -18,20 +18,21 @@ pub struct Dispatcher {
     pub inbox: Sender<Box<Session>>,
     /// Rung for a session in the inbox, and when the server stops.
     pub bell: Doorbell,
-    /// Sessions that call it home.
+    /// Number of sessions assigned to it.
     pub load: AtomicUsize,
-    /// How many of them have synchronized lately.
+    /// Number of its sessions that have synchronized recently.
     pub active: AtomicUsize,
 }
 
-/// The thread that saves variables, one session's at a time: a message that comes meanwhile waits for that one at most.
+/// The thread that saves variables, of one session at a time, so that a message that arrives meanwhile waits for one
+/// save at most.
 pub struct Snapshots {
     sender: Sender<Box<Session>>,
     busy: AtomicBool,
 }
 
 impl Snapshots {
-    /// With a thread behind `sender` that saves variables.
+    /// Creates the queue; the thread receives the sessions sent to `sender`.
     pub fn new(sender: Sender<Box<Session>>) -> Snapshots {
         Snapshots {
             sender,
@@ -39,17 +40,17 @@ impl Snapshots {
         }
     }
 
-    /// Reserves the thread, if it has nothing to do.
+    /// Reserves the thread if it is idle. Returns whether it was.
     pub fn reserve(&self) -> bool {
         !self.busy.swap(true, Ordering::AcqRel)
     }
 
-    /// The thread has nothing to do any more.
+    /// Releases the thread after a save.
     pub fn release(&self) {
         self.busy.store(false, Ordering::Release);
     }
 
-    /// Has a session's variables saved. The thread is reserved.
+    /// Queues a session to have its variables saved. The thread must have been reserved.
     pub fn send(&self, session: Box<Session>) {
         let _ = self.sender.send(session);
     }
@@ -75,7 +76,7 @@ pub struct Lanes {
     pub moving: RwLock<()>,
     /// The thread that wakes clients, which parks while none sleeps.
     pub watcher: OnceLock<Thread>,
-    /// It is parked.
+    /// Whether the watcher is parked.
     pub watcher_idle: AtomicBool,
 }
 
@@ -95,24 +96,24 @@ impl Lanes {
         self.slow.send(task);
     }
 
-    /// Has a session freed that is over.
+    /// Hands an ended session over to the reaper.
     pub fn send_reaper(&self, session: Box<Session>) {
         let _ = self.reaper.send(session);
     }
 
-    /// Has an object destroyed at a quiescent point.
+    /// Queues an object for destruction at a quiescent point.
     pub fn bury(&self, object: Buried) {
         let _ = self.undertaker.send((object.side(), object));
     }
 
-    /// Gives a session (back) to its dispatch thread.
+    /// Hands a session over to its dispatch thread.
     pub fn send_home(&self, session: Box<Session>) {
         let dispatcher = &self.dispatchers[session.flow.home];
         let _ = dispatcher.inbox.send(session);
         dispatcher.bell.ring();
     }
 
-    /// The dispatch thread with the fewest sessions, which gets one more.
+    /// Assigns a session to the dispatch thread with the fewest sessions and returns that thread's index.
     pub fn least_loaded(&self) -> usize {
         let load = |at: &usize| self.dispatchers[*at].load.load(Ordering::Relaxed);
         let home = (0..self.dispatchers.len()).min_by_key(load).unwrap_or(0);
@@ -120,7 +121,7 @@ impl Lanes {
         home
     }
 
-    /// Wakes the thread that wakes clients.
+    /// Wakes the watcher thread if it is parked.
     pub fn wake_watcher(&self) {
         if self.watcher_idle.load(Ordering::SeqCst)
             && let Some(thread) = self.watcher.get()
@@ -129,7 +130,7 @@ impl Lanes {
         }
     }
 
-    /// Rings for all dispatch threads.
+    /// Rings the doorbells of all dispatch threads.
     pub fn wake_dispatchers(&self) {
         self.dispatchers
             .iter()

@@ -1,4 +1,4 @@
-//! What the threads share: their queues, the clients, the server's fate.
+//! State shared by the threads: their queues, the clients, and whether the server is ending.
 
 pub mod fate;
 pub mod gate;

@@ -1,4 +1,4 @@
-//! The clients of the server, their limits, and what they share with each other.
+//! The clients of the server, their limits, and the objects they share with each other.
 
 use crate::admission::Admission;
 use crate::engine::base::side::Side;
@@ -32,20 +32,20 @@ pub struct Roster {
     pub shares: Shares,
     /// Events that clients share with each other.
     pub shared_events: SharedEvents,
-    /// Takes what the owner of the engine is told.
+    /// Receives events for the engine's owner.
     pub events: Sender<EngineEvent>,
-    /// Waits for clients' sockets to be closed.
+    /// The epoll descriptor that reports closed client sockets.
     pub epoll: OwnedFd,
     /// Number of dispatch threads.
     pub threads: usize,
     /// Number of CPUs.
     pub cpus: usize,
-    /// More threads want to run than there are CPUs.
+    /// Whether more threads want to run than there are CPUs.
     pub crowded: AtomicBool,
 }
 
 impl Roster {
-    /// Tells the owner of the engine.
+    /// Sends an event to the engine's owner.
     pub fn tell(&self, event: EngineEvent) {
         let _ = self.events.send(event);
     }
@@ -60,7 +60,7 @@ impl Roster {
 
     /// Removes a session.
     pub fn forget(&self, session: &SessionShared) {
-        // A socket that stays hung up would keep the thread that waits for such awake.
+        // A closed socket would otherwise wake the socket thread again and again.
         self.unwatch_socket(session);
         self.sessions.lock().remove(&session.info.session);
         self.update_crowded();
@@ -78,7 +78,7 @@ impl Roster {
         }
     }
 
-    /// The session of this number.
+    /// Returns the session with this number.
     pub fn session(&self, id: u64) -> Option<Arc<SessionShared>> {
         self.sessions.lock().get(&id).cloned()
     }
@@ -93,10 +93,10 @@ impl Roster {
         self.epoll.as_raw_fd()
     }
 
-    /// Waits for the client to close its socket.
+    /// Watches for the client closing its socket.
     ///
     /// # Errors
-    /// The system call's.
+    /// The system call's error.
     pub fn watch_socket(&self, session: &SessionShared) -> std::io::Result<()> {
         let mut event = libc::epoll_event {
             events: (libc::EPOLLRDHUP | libc::EPOLLHUP) as u32,
@@ -118,7 +118,7 @@ impl Roster {
         }
     }
 
-    /// Waits for that no more.
+    /// Stops watching a client's socket.
     pub fn unwatch_socket(&self, session: &SessionShared) {
         // SAFETY: two open descriptors.
         unsafe {
@@ -131,7 +131,7 @@ impl Roster {
         }
     }
 
-    /// Tells the owner that a session's resources are gone.
+    /// Tells the engine's owner that a session's resources have been freed.
     pub fn gone(&self, session: &SessionShared, uncounted: bool, why: Option<String>) {
         if !uncounted {
             self.admission.retract();
@@ -139,7 +139,7 @@ impl Roster {
         self.tell(EngineEvent::Gone(session.info.clone(), why));
     }
 
-    /// Whether nothing is in flight, as far as the sessions have said.
+    /// Whether nothing is in flight, as far as the sessions have reported.
     pub fn is_quiet(&self, gpu: &Gpu, side: Side) -> bool {
         let works = |session: &Arc<SessionShared>| session.is_at_work(gpu);
         gpu.calm(side).is_still() && !self.sessions_of(side).any(|session| works(&session))
@@ -151,18 +151,18 @@ impl Roster {
         all.filter(move |session| session.side() == side)
     }
 
-    /// The client is about to leave the list of sessions; its work may go on.
+    /// Records that a client is about to leave the list of sessions while its work may continue.
     pub fn note_leaving(&self, session: &Arc<SessionShared>) {
         let mut leaving = self.leaving.lock();
         leaving.insert(session.info.session, session.clone());
     }
 
-    /// Nothing of it is in flight any more.
+    /// Records that none of the client's work is in flight any more.
     pub fn note_drained(&self, session: &SessionShared) {
         self.leaving.lock().remove(&session.info.session);
     }
 
-    /// Clients that have left, with something in flight.
+    /// Returns the clients that have left with work in flight.
     pub fn leaving_at_work(&self) -> Vec<Arc<SessionShared>> {
         let leaving = self.leaving.lock();
         let at_work = leaving.values().filter(|session| !session.is_at_rest());

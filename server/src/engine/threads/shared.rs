@@ -1,4 +1,4 @@
-//! What all threads of the engine share.
+//! State shared by all threads of the engine.
 
 use crate::admission::Admission;
 use crate::engine::base::side::Side;
@@ -37,15 +37,15 @@ pub struct EngineConfig {
     pub dispatch_threads: usize,
     /// How completion markers are written.
     pub marks: MarkKind,
-    /// Kernels that are given to the driver at a time, at most; 1: each by itself.
+    /// Most kernels in a launch batch; 1: each kernel is launched individually.
     pub launch_run: usize,
-    /// How long an idle dispatch thread polls for messages before it sleeps, at most.
+    /// Longest time for which an idle dispatch thread polls for messages before it sleeps.
     pub max_spin: Duration,
     /// How long a device keeps a further context that no client uses.
     pub further_context: Duration,
 }
 
-/// What all threads share.
+/// State shared by all threads.
 pub struct Shared {
     /// The devices.
     pub gpu: Arc<Gpu>,
@@ -55,9 +55,9 @@ pub struct Shared {
     pub roster: Roster,
     /// The threads' queues.
     pub lanes: Lanes,
-    /// Whether the server goes on.
+    /// Whether the server is resting or stopping.
     pub fate: Fate,
-    /// The present trace.
+    /// The current trace.
     pub traces: Traces,
     /// Settings.
     pub config: EngineConfig,

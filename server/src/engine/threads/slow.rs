@@ -1,4 +1,4 @@
-//! The slow lane: calls that take long or wait inside the driver, and the setting up of sessions.
+//! The slow lane: calls that take long or block in the driver, and the setup of sessions.
 
 pub mod run;
 
@@ -15,36 +15,37 @@ use std::time::Duration;
 
 /// Work for the slow lane.
 pub enum SlowTask {
-    /// Execute the next message of a session, and what follows it, then send the session home.
+    /// Execute the next message of a session and those after it, then return the session to its dispatch thread.
     Serve(Box<Session>),
-    /// Execute the next message of a session in the moment that it has waited for, then send the session home.
+    /// Execute the next message of a session at the quiescent point for which it has waited, then return the session to
+    /// its dispatch thread.
     Pass(Box<Session>, Arc<Moment>),
-    /// Have a session that waits at a gate go to another side, then wait there.
+    /// Move a session that waits at a gate to another side, and queue it at the gate there.
     Move(Box<Session>, Side),
     /// Set up a session for a new client.
     Setup(Stranger, Box<ClientHello>, Credentials),
 }
 
-/// How long a thread that was started beyond [`THREADS`] stays without work.
+/// How long a thread started beyond [`THREADS`] stays without work.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// The slow lane: tasks that wait for a thread, and how its threads get on.
+/// The slow lane: its task queue and the state of its threads.
 ///
-/// A load of a large text takes the driver's compiler seconds, and a client decides how large: three of them must not keep
-/// everybody else waiting. So where no task has been taken up for [`STALL`], another thread takes over.
+/// The driver's compiler takes seconds to load a large text, and clients determine the size: three of them must not
+/// block all others. If no task has been started for [`STALL`], another thread is therefore started.
 pub struct SlowLane {
     sender: Sender<SlowTask>,
     tasks: Receiver<SlowTask>,
-    /// Rung when a task comes while others may be in its way.
+    /// Rung when a task arrives and there may be no free thread for it.
     alarm: (Sender<()>, Receiver<()>),
     threads: AtomicUsize,
     idle: AtomicUsize,
-    /// Tasks that were taken up.
+    /// Number of tasks started.
     taken: AtomicU64,
 }
 
 impl SlowLane {
-    /// Without threads as yet.
+    /// Creates a slow lane without threads.
     pub fn new() -> SlowLane {
         let (sender, tasks) = unbounded();
         SlowLane {
@@ -57,21 +58,21 @@ impl SlowLane {
         }
     }
 
-    /// Gives a task to the next thread that is free.
+    /// Queues a task for the next free thread.
     pub fn send(&self, task: SlowTask) {
         let _ = self.sender.send(task);
         if self.idle.load(Ordering::SeqCst) < self.tasks.len() {
-            // One ring is as good as many.
+            // One pending ring is enough.
             let _ = self.alarm.0.try_send(());
         }
     }
 
-    /// Something waits that is not a task yet, and no thread is free.
+    /// Requests a thread for sessions at the gate, which are not tasks yet.
     pub fn ring(&self) {
         let _ = self.alarm.0.try_send(());
     }
 
-    /// How many tasks would be taken up at once.
+    /// Number of tasks that could be started at once.
     pub fn free(&self) -> usize {
         let idle = self.idle.load(Ordering::SeqCst);
         idle.saturating_sub(self.tasks.len())

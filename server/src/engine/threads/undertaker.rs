@@ -1,11 +1,11 @@
-//! Objects whose end makes the driver wait for work in flight, until nothing is.
+//! Deferred destruction of objects whose destruction makes the driver wait for work in flight.
 //!
-//! `cuMemHostUnregister`, `cuModuleUnload` and the like wait for all work that is queued, everyone's, and some of them
-//! hold the driver's lock meanwhile, so that no client launches anything. No patience is long enough for that: one kernel
-//! that never ends would stop the whole server. So they are called here only, while no session has work in flight and
-//! none is given a chance to submit any ([`crate::engine::base::calm`]): then they wait for nothing.
+//! `cuMemHostUnregister`, `cuModuleUnload` and similar calls wait for all queued work of all clients, and some of them
+//! hold the driver's lock meanwhile, so that no client can launch anything. A single kernel that never ends would stop
+//! the whole server. These calls are therefore made only here, at quiescent points: while no session has work in flight
+//! and none may submit any ([`crate::engine::base::calm`]), so that they do not have to wait.
 //!
-//! Meanwhile registered memory ([`Spare`]) serves the next sessions instead of more of it.
+//! Until then, registered memory ([`Spare`]) is reused for new sessions instead of registering more.
 
 pub mod run;
 
@@ -22,22 +22,22 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Beside clients that are never all idle at once something waits so long; then the gate is to see to a moment.
+/// How long objects wait for a quiescent point to occur by itself; after that the gate is asked to establish one.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// An object whose end waits for everyone's work.
+/// An object whose destruction waits for the work of all clients.
 pub enum Buried {
     /// A module or library.
     Image(Image),
-    /// One in the driver that no image has any more, and that may be kept for others.
+    /// A loaded instance that no image uses any more and that may be retained for other clients.
     Left(Instance),
-    /// The same when it is not kept.
+    /// A loaded instance that no image uses any more and that is not retained.
     Instance(Instance),
-    /// An annex that nobody seems to use any more.
+    /// An annex that probably no session uses any more.
     UnusedAnnex(Side),
-    /// A green context, which its streams may still hold.
+    /// A green context, which its streams may still reference.
     Green(GreenRef),
-    /// Pinned memory of a client of this user.
+    /// Pinned memory of a client, with its user.
     Host(HostBlock, u32),
     /// An array.
     Array(Array),
@@ -50,7 +50,7 @@ pub enum Buried {
 }
 
 impl Buried {
-    /// The side that it is to be ended on.
+    /// The side on which it is to be destroyed.
     pub fn side(&self) -> Side {
         match self {
             Buried::Host(..) | Buried::Segment(_) | Buried::File(_) => Side::MAIN,
@@ -72,22 +72,23 @@ impl From<Unloading> for Buried {
     }
 }
 
-/// What waits on one side to be ended.
+/// The objects of one side that wait to be destroyed.
 pub struct Graves(Mutex<Lots>);
 
 struct Lots {
     side: Side,
     objects: Vec<Buried>,
-    /// Since when something waits, or the last lot was ended; and when the gate was last asked for a moment.
+    /// When the oldest object was queued or the last batch was destroyed; and when the gate was last asked for a
+    /// quiescent point.
     since: Option<Instant>,
     asked: Option<Instant>,
     pause: Duration,
-    /// When the others may be held back again.
+    /// When submissions may be held back again.
     next: Instant,
 }
 
 impl Graves {
-    /// Of this side.
+    /// Creates an empty queue for this side.
     pub fn new(side: Side) -> Graves {
         Graves(Mutex::new(Lots {
             side,
@@ -99,7 +100,7 @@ impl Graves {
         }))
     }
 
-    /// Whether nothing waits.
+    /// Whether no object is waiting.
     pub fn are_empty(&self) -> bool {
         self.0.lock().objects.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Samples of a session's activity.
+//! Sampling of a session's activity.
 
 use super::{LONGEST, Sample};
 use crate::engine::gpu::Gpu;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 impl Session {
-    /// Looks at what the session has to do, and publishes what it has done. `rests`: its thread is about to sleep.
+    /// Samples the session's state and publishes its counters. `rests`: its thread is about to sleep.
     pub fn sample(&mut self, gpu: &Gpu, now: Instant, rests: bool) {
         self.enter();
         self.publish_pace(gpu, now);
@@ -51,11 +51,11 @@ impl Session {
 }
 
 impl SessionShared {
-    /// Launches, and what else the client has done, as last published.
+    /// Returns the number of launches and the other counters, as last published.
     pub fn activity(&self) -> (u64, Activity) {
         let load = |from: &AtomicU64| from.load(Ordering::Relaxed);
         let (published, header) = (&self.activity, self.header());
-        // The client may have written anything into its head.
+        // The client may have written any value to its head.
         let unread = load(&header.head.0).saturating_sub(load(&header.tail.0));
         let activity = Activity {
             copies: load(&published.copies),

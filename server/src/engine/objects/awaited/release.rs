@@ -1,4 +1,4 @@
-//! Words that graphs of an ended session may wait for.
+//! Writes the words for which graphs of an ended session may wait.
 
 use super::{BEFORE, PAUSE, PRIORITY, Place, STREAMS};
 use crate::engine::base::ordinal::Ordinal;
@@ -8,7 +8,7 @@ use crate::engine::session::Session;
 use mpsshim_api::cuda::*;
 use std::time::Instant;
 
-/// The writing for one ended session.
+/// State of writing for one ended session.
 #[derive(Debug)]
 pub struct Release {
     next: Instant,
@@ -17,7 +17,7 @@ pub struct Release {
 }
 
 impl Release {
-    /// Of a session that is over since `since`.
+    /// Creates the state for a session that ended at `since`.
     pub fn new(since: Instant) -> Release {
         Release {
             next: since + BEFORE,
@@ -26,8 +26,8 @@ impl Release {
         }
     }
 
-    /// Writes the words that graphs of the session may wait for, if it is time. Words in memory of another session's are
-    /// left out unless `all`: it may be about to write them.
+    /// Writes the words for which graphs of the session may wait, if the next round is due. Words in another session's
+    /// memory are skipped unless `all` is set, since that session may still write them.
     pub fn write(&mut self, gpu: &Gpu, session: &Session, all: bool) {
         let began = Instant::now();
         let awaited = &session.objects.graphs.awaited;
@@ -52,7 +52,7 @@ impl Release {
             }
         }
         self.round += 1;
-        // Whatever there is to write, the thread has time for other sessions.
+        // Leaves the thread time for other sessions, however many words there are.
         self.next = Instant::now() + PAUSE.max(10 * began.elapsed());
     }
 
@@ -79,7 +79,7 @@ impl Release {
         }
     }
 
-    /// Gives its streams back once they are idle; whether none is left.
+    /// Returns idle streams for reuse. Returns whether none is left.
     pub fn is_done(&mut self, gpu: &Gpu) -> bool {
         self.streams.retain(|(of, stream)| {
             let device = &gpu.devices[*of];

@@ -1,4 +1,4 @@
-//! Priorities and weights of sessions.
+//! Application of priorities and weights to sessions.
 
 use super::{GREATEST, LEAST, LOOK, in_class};
 use crate::engine::session::{Session, SessionShared};
@@ -7,7 +7,7 @@ use mpsshim_api::cuda::*;
 use std::sync::atomic::Ordering;
 
 impl Session {
-    /// The driver's priority for one that the client gives.
+    /// Returns the driver's priority for one that the client sets.
     pub fn raw_priority(&self, priority: i32) -> i32 {
         match self.flow.classed {
             true => in_class(self.shared.terms.priority, priority),
@@ -15,7 +15,7 @@ impl Session {
         }
     }
 
-    /// The client's priority for one of the driver's.
+    /// Returns the client's priority for one of the driver's.
     pub fn own_priority(&self, raw: i32) -> i32 {
         match self.flow.classed {
             true => (raw + 1).clamp(GREATEST, LEAST),
@@ -23,7 +23,7 @@ impl Session {
         }
     }
 
-    /// Has the priorities of its streams tell it from clients of the other priority, from now on.
+    /// From now on, maps its stream priorities so that they rank its client class.
     pub fn join_class(&mut self, shared: &Shared) {
         self.enter();
         self.flow.classed = true;
@@ -60,7 +60,7 @@ impl Shared {
                 .may_go(fairness.floor.load(Ordering::Relaxed))
     }
 
-    /// Notes what a visit has dispatched.
+    /// Records the number of messages dispatched in a visit.
     #[inline]
     pub fn note_dispatched(&self, session: &SessionShared, messages: u64) {
         if self.roster.fairness.is_weighted() {
@@ -69,7 +69,7 @@ impl Shared {
         }
     }
 
-    /// Looks at all clocks, every now and then.
+    /// Updates `floor` in every [`LOOK`]th round.
     #[inline]
     pub fn look_at_clocks(&self, round: u32) {
         if !self.roster.fairness.is_weighted() || !round.is_multiple_of(LOOK) {

@@ -1,4 +1,4 @@
-//! Deferral of a session's messages, and their execution later.
+//! Deferral of a session's messages, and their later execution.
 
 use super::{Awaited, Deferred, Hold, Object, Order, Phase, Touches, Word};
 use crate::engine::base::bounds;
@@ -18,13 +18,13 @@ use std::mem::{offset_of, take};
 use std::time::Instant;
 
 impl Session {
-    /// Holds back what follows on a stream.
+    /// Defers all further messages of a stream until the condition is met.
     pub fn hold(&mut self, stream: usize, awaited: Awaited) {
         self.inbox.held.holds.push(Hold { stream, awaited });
         self.inbox.held.blocked.insert(Object::Stream(stream));
     }
 
-    /// Decides about the next message while something is held back.
+    /// Decides whether the next message may be executed while others are deferred.
     pub fn order(&mut self, message: Incoming<'_>) -> Order {
         let touches = self.touches(message);
         if !self.inbox.held.is_blocked(touches, &self.objects.streams) {
@@ -55,8 +55,9 @@ impl Session {
         Order::Taken
     }
 
-    /// What a message that is being deferred has of an event of several sessions: other sessions wait for a deferred record
-    /// from now on, and a deferred wait is for the last record of now.
+    /// Returns the state of a shared event that belongs to a message being deferred. A deferred record counts as the
+    /// event's latest, for which other sessions wait from now on; a deferred wait is for the record that is the latest
+    /// now.
     fn take_event(&self, message: Incoming<'_>) -> Option<Taken> {
         let (Op::EventRecord | Op::StreamWaitEvent | Op::MarkEvent) = message.op else {
             return None;
@@ -69,7 +70,7 @@ impl Session {
         })
     }
 
-    /// The event that a message names.
+    /// The event named by a message.
     fn event_in(&self, message: Incoming<'_>) -> Option<u64> {
         let Ordering::Objects(touched) = message.op.ordering() else {
             return None;
@@ -80,7 +81,7 @@ impl Session {
         event.map(|touch| self.handle_in(message, *touch).0)
     }
 
-    /// An event is one of several sessions from now on: what is deferred has its part of it, in order.
+    /// Attaches an event that has just become shared to the deferred messages that use it, in order.
     pub fn share_deferred(&mut self, event: u64) {
         let Some(shared) = self
             .objects
@@ -110,10 +111,10 @@ impl Session {
         }
     }
 
-    /// Executes what need not be held back any more; whether there was any.
+    /// Executes deferred messages whose wait is over. Returns whether it made progress.
     ///
     /// # Errors
-    /// The client broke the protocol.
+    /// A description of the client's protocol violation.
     pub fn replay(&mut self, shared: &Shared) -> Result<bool, String> {
         let mut holds = take(&mut self.inbox.held.holds);
         let before = holds.len();
@@ -166,7 +167,7 @@ impl Session {
                         worked = true;
                         continue;
                     }
-                    // Maybe its stream is held now.
+                    // Its stream may have been deferred just now.
                     Err(Undone::Later)
                         if self
                             .inbox
@@ -186,7 +187,7 @@ impl Session {
         Ok(worked)
     }
 
-    /// Whether a stream need not be held any longer.
+    /// Whether a stream's deferral is over.
     fn is_over(&mut self, shared: &Shared, hold: &mut Hold) -> bool {
         match &mut hold.awaited {
             Awaited::Returned { flag, value } => reached(self.shared.flag(*flag), *value),
@@ -205,7 +206,8 @@ impl Session {
         let there = match word.phase {
             Phase::Arriving | Phase::Reading if !arrived => return false,
             Phase::Again(when) if Instant::now() < when => return false,
-            // Memory that the client has given back is not read; nobody can say any more what it would hold.
+            // Memory that the client has freed is not read. The wait ends, since its outcome can no longer be
+            // determined.
             _ if self.check_device(word.address, word.len()).is_err() => true,
             Phase::Reading => {
                 let copy = shared.gpu.flags.host_address(word.slot()) + 8;
@@ -242,7 +244,8 @@ impl Session {
             .inspect_err(|status| shared.gpu.note_status(*status))
     }
 
-    /// Gives up what the session waits for; whether nothing reads its memory any more.
+    /// Drops all deferred messages and waits. Returns whether the GPU has stopped reading the session's memory for
+    /// them.
     pub fn forget_held(&mut self, shared: &Shared) -> bool {
         self.inbox.held.backlog.clear();
         self.inbox.held.holds.retain_mut(|hold| {
@@ -259,7 +262,7 @@ impl Session {
         self.inbox.held.holds.is_empty()
     }
 
-    /// What a message's order depends on.
+    /// Determines which objects a message's order depends on.
     fn touches(&self, message: Incoming<'_>) -> Touches {
         match message.op.ordering() {
             Ordering::Free => Touches::Nothing,
@@ -270,7 +273,7 @@ impl Session {
                 }
                 Touches::Objects(objects)
             }
-            // They may name events.
+            // Launch attributes may name events.
             Ordering::Launch(_) if self.launch_has_attributes(message) => Touches::Everything,
             Ordering::Optional(stream) if self.handle_in(message, stream).0 == 0 => {
                 Touches::Nothing

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 impl Session {
-    /// Finds out how often there were marks in the time since the last count; whether there were any.
+    /// Evaluates the marks in the time `over` since the last count. Returns whether there were any.
     pub fn count_marks(&mut self, gpu: &Gpu, over: Duration) -> bool {
         let marks = std::mem::take(&mut self.flow.marks.lately);
         let quick = are_quick(marks, over);
@@ -18,8 +18,8 @@ impl Session {
         marks > 0
     }
 
-    /// The only stream that was used since this was last asked, by number. Where there are others, a kernel of one that fills
-    /// the device and waits for the program to go on would keep the server's from it.
+    /// Returns the number of the only stream used since the last call, if there was exactly one. With several streams,
+    /// a kernel of another stream that fills the device while it waits for the program could block the server's kernel.
     fn only_used(&mut self, gpu: &Gpu) -> Option<u32> {
         let streams = self
             .objects
@@ -33,14 +33,14 @@ impl Session {
         only(streams.filter_map(used))
     }
 
-    /// What writes a mark behind a run in this stream whose largest kernel has so many threads; `None`: the mark is not to
-    /// be in the run's graph.
+    /// Returns the method for writing a mark after a launch batch in this stream whose largest kernel has this many
+    /// threads; `None` if the mark must not be in the batch's graph.
     #[inline]
     pub fn writer(&self, gpu: &Gpu, stream: &Stream, threads: u64) -> Option<Writer> {
         let device = &gpu.devices[stream.device];
         let synchronizing = gpu.synchronizing.load(Ordering::Relaxed);
         let quick = self.flow.marks.quick_in == Some(stream.number);
-        // Where the device is full, a kernel of the server's takes room that another's would have.
+        // On a full device, the server's kernel would take room from kernels of other clients.
         let room = threads.saturating_mul(synchronizing as u64) <= device.threads;
         let prefers = match gpu.marks {
             MarkKind::Written => false,
@@ -52,10 +52,10 @@ impl Session {
         kernel.map(Writer::Kernel).or(operation)
     }
 
-    /// Queues a mark on a stream whose device's context is current.
+    /// Queues a mark on a stream whose device's context is current (`cuStreamWriteValue32`).
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's status, or `CUDA_ERROR_INVALID_VALUE` for an invalid slot.
     #[inline]
     pub fn queue_mark(
         &mut self,

@@ -1,4 +1,4 @@
-//! How much of a session's work the driver is given ([`super`]).
+//! Applies the limit on a stream's work in flight to a session's messages ([`super`]).
 
 use super::{Length, Runs, VERY_LONG};
 use crate::engine::base::call_error::CallError;
@@ -10,10 +10,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 impl Session {
-    /// [`Session::prepare`] for an operation that may take any time: it waits behind what takes long, and for the gate.
+    /// As [`Session::prepare`], for an operation of any duration: defers the stream while long work is in flight or
+    /// sessions wait at the gate.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Session::prepare`].
     #[inline]
     pub fn prepare_work(
         &mut self,
@@ -35,10 +36,10 @@ impl Session {
         self.prepare(gpu, handle)
     }
 
-    /// [`Session::submitted`] for such an operation, which runs this.
+    /// As [`Session::submitted`], for an operation of any duration that runs this function or graph.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Session::submitted`].
     #[inline]
     pub fn submitted_work(&mut self, gpu: &Gpu, index: usize, runs: Runs) -> Result<(), CallError> {
         self.submitted(gpu, index, 1)?;
@@ -70,7 +71,7 @@ impl Session {
         known.unwrap_or(Length::Short)
     }
 
-    /// What an operation on a stream has to wait for.
+    /// Returns the condition that an operation on a stream has to wait for, if any.
     #[inline]
     fn must_await(
         &mut self,
@@ -92,7 +93,7 @@ impl Session {
         }
         let window = stream.pace.window;
         if window < WINDOW && stream.is_beyond(gpu, window)? {
-            // The last checkpoint may be far behind.
+            // The last checkpoint may cover far fewer operations than are in flight.
             stream.checkpoint(gpu)?;
             return Ok(Some(Awaited::passed(stream.ops() + 1 - window)));
         }
@@ -103,14 +104,14 @@ impl Session {
         Ok(None)
     }
 
-    /// Takes down how long what was measured in a stream took, if it is over.
+    /// Stores the result of a stream's measurement, if it is over.
     fn settle(&mut self, gpu: &Gpu, index: usize) -> Result<(), CallError> {
         let Some((what, length)) = self.objects.streams.at_mut(index)?.measured(gpu) else {
             return Ok(());
         };
         let session = self.shared.info.session;
         tracing::trace!(session, ?what, ?length, "measured");
-        // It may be gone by now.
+        // The function or graph may have been destroyed meanwhile.
         match what {
             Runs::Nothing => {}
             Runs::Function(handle) => {
@@ -127,7 +128,7 @@ impl Session {
         Ok(())
     }
 
-    /// Looks how long what is in flight has been there, for others to know.
+    /// Publishes how long the session's work has been in flight and is likely to continue, for the gate.
     pub fn publish_pace(&mut self, gpu: &Gpu, now: Instant) {
         let (mut waited, mut rest) = (Duration::ZERO, None);
         for stream in self
@@ -143,7 +144,7 @@ impl Session {
         }
         match rest {
             Some(_) => self.flow.had_kernel = Some(now),
-            // What waits for a kernel is done a moment after it.
+            // Operations that wait for a kernel end shortly after it.
             None => {
                 let since = self.flow.had_kernel.map(|then| now.duration_since(then));
                 waited = waited.min(since.unwrap_or(Duration::MAX));
@@ -160,8 +161,8 @@ impl Session {
 }
 
 impl SessionShared {
-    /// How long something in flight has taken already, and how long it is likely to take from now on if that is known, as
-    /// was last seen; `None` where nothing takes very long.
+    /// Returns how long the session's work in flight has taken and, if known, how long it is likely to continue, as of
+    /// the last poll; `None` if no work takes very long.
     pub fn long_work(&self, gpu: &Gpu) -> Option<(Duration, Option<Duration>)> {
         let load = |from: &AtomicU32| from.load(Ordering::Relaxed);
         let (waited, rest) = (load(&self.works_for.0), load(&self.works_for.1));

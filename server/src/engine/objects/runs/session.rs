@@ -12,11 +12,11 @@ use mpsshim_proto::ring::{Message, Place, Violation};
 use std::time::Instant;
 
 impl Session {
-    /// Gives the driver the launches at the ring's tail as one graph, maybe with the mark behind them, and consumes them;
-    /// how many messages. 0: the first one is to be executed by itself.
+    /// Submits the launches at the ring's tail to the driver as one graph, possibly with the mark after them, and
+    /// consumes them. Returns the number of messages; 0 if the first one must be executed individually.
     ///
     /// # Errors
-    /// The client broke the ring's rules.
+    /// The client violated the ring protocol.
     pub fn launch_run(&mut self, shared: &Shared) -> Result<u64, Violation> {
         let most = shared.gpu.launch_run.min(MOST);
         if most < 2 || self.inbox.held.any() || !self.objects.graphs.captures.is_empty() {
@@ -30,8 +30,8 @@ impl Session {
         Ok(launched?.unwrap_or(0))
     }
 
-    /// Finds the launches at the ring's tail that can be in a run, and the mark behind them. What is wrong with a message
-    /// is found when it is executed by itself.
+    /// Collects the launches at the ring's tail that can be in a batch, and the mark after them. An invalid message
+    /// ends the batch; its error is reported when it is executed individually.
     fn plan(
         &mut self,
         shared: &Shared,
@@ -61,7 +61,7 @@ impl Session {
         Ok(None)
     }
 
-    /// The launch of a message, if it can be in a run that begins like this.
+    /// Returns the launch in a message if it can be in a batch that begins with `first`.
     fn planned(
         &mut self,
         shared: &Shared,
@@ -83,7 +83,7 @@ impl Session {
         let raw = fits.then_some(function.raw)?;
         let writes = function.note_launch();
         let params = message.in_place(size_of::<Launch>(), len).ok()?;
-        // What has to be translated is not read where it lies.
+        // Parameters that need address translation cannot be used in place.
         if self.note_params(params, len) {
             return None;
         }
@@ -99,7 +99,7 @@ impl Session {
         })
     }
 
-    /// Whether this is the only launch of a client that usually waits for each, on an idle stream.
+    /// Whether the batch is the only launch, on an idle stream, of a client that usually waits for each launch.
     fn expects_mark(&self, shared: &Shared, run: &[Planned]) -> bool {
         let [only] = run else { return false };
         let waits = |stream: &Stream| stream.is_fresh() && stream.waits_for_each;
@@ -123,7 +123,7 @@ impl Session {
         }
     }
 
-    /// The mark of a message, if it may be behind a run.
+    /// Returns the mark in a message if it can be at the end of the batch.
     fn marking(
         &self,
         shared: &Shared,
@@ -145,7 +145,7 @@ impl Session {
         })
     }
 
-    /// `None`: nothing was launched.
+    /// Submits the batch and returns the number of messages; `None` if nothing was launched.
     fn launch_planned(
         &mut self,
         shared: &Shared,
@@ -154,7 +154,8 @@ impl Session {
     ) -> Option<u64> {
         let first = run.first()?;
         let messages = |run: &[Planned]| run.len() + usize::from(mark.is_some());
-        // An idle GPU begins with the first launch while the others are made nodes.
+        // With single launches, an idle GPU starts the first while the rest are prepared; a batch would keep it idle
+        // meanwhile.
         let stays_idle = mark.is_none() || run.len() > UNBEGUN;
         let stream = self.objects.streams.get(first.body.stream).ok()?;
         let fits = messages(run) > 1 && stream.takes_runs() && !(stays_idle && stream.is_fresh());
@@ -183,7 +184,7 @@ impl Session {
                 return None;
             }
         }
-        // A fault may be seen before the launch returns.
+        // Noted before the launch, since a fault may be seen before it returns.
         for one in run {
             self.shared.launched.note(one.body.function, index);
         }
@@ -214,7 +215,7 @@ impl Session {
         Some(messages)
     }
 
-    /// Functions are about to go, or to be others: no graph of the server's may name them any more.
+    /// Destroys all chains, because functions are about to be unloaded or replaced.
     pub fn end_runs(&mut self, shared: &Shared) {
         let streams = self
             .objects

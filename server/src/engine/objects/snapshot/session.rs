@@ -1,4 +1,4 @@
-//! Saving of variables while a session is at rest.
+//! Saving a session's variables while it is at rest.
 
 use super::{BUSY, Place, REST, REST_PER_SNAPSHOT, SAVED_AT_REST, decode, encode, has_address};
 use crate::engine::base::bounds;
@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 impl Session {
-    /// A function that may write variables is about to be launched.
+    /// Records that a function which may write variables is about to be launched.
     #[inline]
     pub fn note_written(&self) {
         if !self.lasting.saved.launched.replace(true) {
@@ -26,7 +26,7 @@ impl Session {
         }
     }
 
-    /// A variable is about to be used by its address.
+    /// Records that a variable is about to be used by its address.
     #[inline]
     pub fn note_variable(&self, global: &Global) {
         if !global.used.replace(true) {
@@ -47,14 +47,15 @@ impl Session {
         self.lasting.saved.all_named.set(all);
     }
 
-    /// Before anything is submitted: a server that ends in between leaves a true description.
+    /// Adds bonds to the session's description. Called before the work is submitted, so that the description is correct
+    /// if the server ends in between.
     #[cold]
     pub fn bind_to(&self, to: Bonds) {
         let description = &self.shared.description;
         description.set_bonds(description.bonds().with(to, true));
     }
 
-    /// A graph is about to be launched.
+    /// Records that a graph is about to be launched.
     #[inline]
     pub fn note_graph_launch(&mut self) {
         if !self.lasting.saved.graphs {
@@ -63,7 +64,7 @@ impl Session {
         }
     }
 
-    /// Whether something of it is not as its description has it, and can be written down.
+    /// Whether the session has changes that its description lacks and that can be saved.
     #[inline]
     fn is_stale(&self) -> bool {
         self.lasting.saved.is_stale()
@@ -81,7 +82,7 @@ impl Session {
             && !self.inbox.held.any()
     }
 
-    /// When to look next whether it is at rest, if it waits for a snapshot.
+    /// How long to wait before the next check whether the session is at rest, if a snapshot is due.
     pub fn snapshot_pause(&self) -> Option<Duration> {
         if !self.is_stale() || !self.wants_snapshot() {
             return None;
@@ -95,7 +96,7 @@ impl Session {
         REST.max(self.lasting.saved.took * REST_PER_SNAPSHOT)
     }
 
-    /// Whether a snapshot would come at the right time: the session has sent nothing for a while and has nothing in flight.
+    /// Whether it is time for a snapshot: the session has sent nothing for a while and has nothing in flight.
     #[inline]
     pub fn is_due_for_snapshot(&mut self, shared: &Shared) -> bool {
         self.is_stale() && self.rests_for_snapshot(shared)
@@ -124,10 +125,11 @@ impl Session {
         rests
     }
 
-    /// Reads its variables and writes them down. It is at rest, and the calling thread has it: nothing changes meanwhile.
+    /// Saves the session's graphs, event times and variables. The session is at rest and owned by the calling thread,
+    /// so nothing changes meanwhile.
     fn save(&mut self, shared: &Shared) {
         let began = Instant::now();
-        // First, since that tells whether graphs name variables.
+        // Graphs come first, because saving them determines which variables they reference.
         if self.objects.graphs.are_stale() {
             self.save_graphs(shared);
         }
@@ -167,7 +169,7 @@ impl Session {
         }
     }
 
-    /// Bytes of variables that were read, or why they cannot be saved.
+    /// Returns how many bytes of variables were read, or why they cannot be saved.
     fn take_snapshot(&mut self, shared: &Shared) -> Result<usize, &'static str> {
         let mut found = Vec::new();
         let mut room = bounds::SAVED;
@@ -221,7 +223,7 @@ impl Session {
         Ok((bounds::SAVED - room) as usize)
     }
 
-    /// Images whose variables may have been written since the last snapshot.
+    /// Returns the images whose variables may have been written since the last snapshot.
     fn stale_places(&self) -> Result<BTreeSet<Place>, &'static str> {
         let all = self.lasting.saved.graphs;
         let launched = self.objects.functions.iter();
@@ -234,7 +236,7 @@ impl Session {
         for (start, global) in named.filter(|(start, global)| is_named(**start, global)) {
             let variables = self.image(global.image).ok();
             let variables = variables.and_then(|image| image.variables(global.device));
-            // A constant, say, that clients are not supposed to write.
+            // A constant, for example, which clients are not supposed to write.
             let is_known = variables.is_some_and(|variables| {
                 let mut places = variables.places();
                 places.any(|place| place == (*start, global.len))
@@ -247,7 +249,8 @@ impl Session {
         Ok(stale)
     }
 
-    /// Where its variables are, and where its client knows them.
+    /// Returns the address ranges, start and bytes, of all its variables, including the addresses under which its
+    /// client knows them.
     pub fn ranges(&self) -> Vec<(u64, u64)> {
         let images = self
             .objects
@@ -265,10 +268,10 @@ impl Session {
         places.chain(known).chain(moved).collect()
     }
 
-    /// Has the variables of an image hold what they held in the server before, by their record.
+    /// Restores an image's variables to the content that they had in the previous server, from their record.
     ///
     /// # Errors
-    /// The driver's; others where the image does not have such variables.
+    /// The driver's status, or another one if the image does not have such variables.
     pub fn restore_variables(&mut self, shared: &Shared, record: Record) -> Result<(), CUresult> {
         let device = shared.gpu.device(record.op.into())?.ordinal;
         let contents = decode(&record.bytes).ok_or(CUDA_ERROR_INVALID_IMAGE)?;
@@ -284,10 +287,11 @@ impl Session {
         Ok(())
     }
 
-    /// An address that the client is told must not be one that it knows another variable by.
+    /// Checks that a variable's address, which is about to be returned to the client, is not one under which the client
+    /// knows another variable.
     ///
     /// # Errors
-    /// `CUDA_ERROR_NOT_SUPPORTED`.
+    /// `CUDA_ERROR_NOT_SUPPORTED` if it is.
     pub fn check_new_address(&self, start: u64, len: u64) -> Result<(), CUresult> {
         let overlaps = |(known, (of, now)): (&u64, &(u64, u64))| {
             *now != start && *known < start + len && start < *known + *of
@@ -298,10 +302,10 @@ impl Session {
         }
     }
 
-    /// A kernel's parameters, so many bytes at `params`, with the addresses of variables that are elsewhere now.
+    /// Copies a kernel's parameters, `len` bytes at `params`, and replaces addresses of variables that have moved.
     pub fn translate(&self, params: *const u8, len: usize) -> Vec<u8> {
         let mut own = vec![0; len];
-        // SAFETY: the caller has seen to it that so many bytes can be read; the client may change them meanwhile.
+        // SAFETY: the caller has ensured that `len` bytes can be read; the client may change them meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(params, own.as_mut_ptr(), len) };
         for word in own.as_chunks_mut::<8>().0 {
             *word = self.place_of(u64::from_le_bytes(*word)).to_le_bytes();
@@ -311,7 +315,7 @@ impl Session {
 }
 
 impl Function {
-    /// It is about to be launched; whether it may write variables.
+    /// Records that the function is about to be launched. Returns whether it may write variables.
     #[inline]
     pub fn note_launch(&self) -> bool {
         if self.keeps {
@@ -321,7 +325,7 @@ impl Function {
     }
 }
 
-/// The body of the thread.
+/// The body of the snapshot thread.
 pub fn run(shared: &Arc<Shared>, sessions: &Receiver<Box<Session>>) {
     for mut session in sessions {
         panics::works_for(Some(session.shared.info.session));

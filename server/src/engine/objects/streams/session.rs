@@ -1,4 +1,4 @@
-//! Streams of a session: order between them, and their work in flight.
+//! Order between a session's streams, and their work in flight.
 
 use super::Role;
 use crate::engine::base::call_error::CallError;
@@ -7,18 +7,18 @@ use crate::engine::session::Session;
 use mpsshim_api::cuda::*;
 
 impl Session {
-    /// The client's own flag will be written after everything that was submitted to the stream at this position.
+    /// Notes that the client's own flag will be written after all work submitted to the stream at this index.
     pub fn note_mark(&mut self, index: usize, slot: u32, value: u32) -> Result<(), CUresult> {
         self.objects.streams.at_mut(index)?.note_mark(slot, value);
         self.shared.launched.note_mark(slot, value, index);
         Ok(())
     }
 
-    /// Makes everything ready for the next operation on a stream: the device's context current, the waits that
-    /// legacy default-stream order asks for queued. Returns the driver's stream.
+    /// Prepares the next operation on a stream: makes the device's context current and queues the waits that the legacy
+    /// default-stream order requires. Returns the stream's index and the driver's stream.
     ///
     /// # Errors
-    /// [`CallError::Full`], `CUDA_ERROR_INVALID_HANDLE`, or the driver's.
+    /// [`CallError::Full`] if too much is in flight, `CUDA_ERROR_INVALID_HANDLE`, or the driver's status.
     #[inline]
     pub fn prepare(&mut self, gpu: &Gpu, handle: u64) -> Result<(usize, CUstream), CallError> {
         let index = self.objects.streams.index(handle)?;
@@ -46,7 +46,7 @@ impl Session {
         Ok((index, stream.raw))
     }
 
-    /// Counts operations just submitted, and bounds what is unknown to be done.
+    /// Counts operations just submitted and adds a checkpoint if too many are not covered by one.
     #[inline]
     pub fn submitted(&mut self, gpu: &Gpu, index: usize, operations: u64) -> Result<(), CallError> {
         let stream = self.objects.streams.at_mut(index)?;
@@ -102,8 +102,8 @@ impl Session {
         Ok(())
     }
 
-    /// Whether any stream has work that is not known to be done. Asks for checkpoints where there is none, so
-    /// that it will be known. The client's own marks do not count: what follows from this concerns others too.
+    /// Whether any stream has work that is not known to be done. Adds missing checkpoints, so that its end will be
+    /// known. The client's own marks are not trusted, since the result affects other clients.
     pub fn has_work_in_flight(&mut self, gpu: &Gpu) -> bool {
         self.enter();
         let mut any = self.inbox.held.is_reading(gpu);
@@ -137,13 +137,13 @@ impl Session {
         any
     }
 
-    /// Whether all that it has given to the driver is done, by the driver's word. What a stream captures is not.
+    /// Whether the driver reports all work of the session as done. A capture in progress is not.
     pub fn is_drained(&self, gpu: &Gpu) -> bool {
         let mut streams = self.objects.streams.iter().chain(&self.objects.retired);
         !self.inbox.held.any() && streams.all(|stream| !stream.capturing && stream.is_drained(gpu))
     }
 
-    /// Synchronizes with streams that are known to be idle, so that this does not wait: their pools give memory back.
+    /// Synchronizes streams known to be idle, which does not block, so that their memory pools are trimmed.
     pub fn synchronize_idle(&mut self, gpu: &Gpu) {
         for stream in self
             .objects
@@ -163,8 +163,8 @@ impl Session {
         }
     }
 
-    /// Whether a stream, whose context is current, has as much in flight as it may. Only the server's own flags
-    /// count here: the driver makes a dispatch thread wait inside a launch when its queue is full.
+    /// Whether a stream, whose context is current, has reached its limit of operations in flight. Only the server's own
+    /// flags count: when its queue is full, the driver blocks the dispatch thread inside a launch.
     #[inline]
     fn is_full(&mut self, gpu: &Gpu, index: usize) -> Result<bool, CallError> {
         let stream = self.objects.streams.at_mut(index)?;

@@ -1,4 +1,4 @@
-//! Which sessions may have caused a fault, and which one its text belongs to.
+//! Sessions that may have caused a fault, and the recipients of the driver's message about it.
 
 use super::GRAPH;
 use crate::engine::base::assertions::{self, Assertion};
@@ -12,9 +12,9 @@ use mpsshim_proto::segment::reached;
 use std::sync::Arc;
 
 impl SessionShared {
-    /// Adds it to the clients that had something in flight.
+    /// Adds it to the clients that had work in flight.
     pub fn add_to(&self, suspects: &mut Vec<Suspect>) {
-        // One that is leaving may be in both lists.
+        // A leaving session may be in both lists.
         let is_known = |one: &Suspect| one.client.session == self.info.session;
         if !suspects.iter().any(is_known) {
             suspects.push(Suspect {
@@ -51,8 +51,8 @@ impl SessionShared {
 }
 
 impl Shared {
-    /// The context is lost: gives clients what their kernels have printed and why they ended, as far as the driver tells.
-    /// Nobody is to see the status before.
+    /// Sends clients the output of their kernels and the driver's assertion message after the context was lost. Must
+    /// precede the publication of the status, so that no client sees the status first.
     pub fn hand_out_text(&self, status: CUresult, at_work: &[Arc<SessionShared>]) {
         let printed = self.gpu.printing.take_last();
         let asserted = assertions::take();
@@ -85,8 +85,8 @@ impl Shared {
         }
     }
 
-    /// To whom the text of failed assertions goes: those of the sessions with something in flight that it fits best. Several
-    /// are left only where each runs the same code.
+    /// Returns the recipients of an assertion message: the sessions with work in flight that match it best. There are
+    /// several only if they run the same code.
     fn owners(&self, text: &[u8], at_work: &[Arc<SessionShared>]) -> Vec<Arc<SessionShared>> {
         if text.is_empty() || at_work.len() < 2 {
             return at_work.to_vec();
@@ -105,16 +105,16 @@ impl Shared {
     }
 }
 
-/// How well a text fits a session.
+/// How well an assertion message matches a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fit {
-    /// No image of it has such an assertion.
+    /// None of its images contains the assertion.
     OtherCode,
-    /// An image has, but only other kernels are in flight, by their names.
+    /// An image contains it, but the kernels in flight have other names.
     OtherKernels,
-    /// Kernels whose names are not known are in flight.
+    /// An image contains it, and kernels with unknown names are in flight.
     UnknownKernels,
-    /// The kernel that the text names is in flight.
+    /// The kernel that the message names is in flight.
     Kernel,
 }
 

@@ -1,4 +1,4 @@
-//! Times of a session's events, for another server.
+//! Saving and restoring the times of a session's events.
 
 use super::{EXACT, Nanoseconds, PATIENCE_AGAIN, now, times_of, times_since};
 use crate::engine::base::description::{Kind, Record};
@@ -10,10 +10,10 @@ use mpsshim_model::bonds::Bonds;
 use std::collections::BTreeMap;
 
 impl Session {
-    /// An event was recorded.
+    /// Records that an event was recorded.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE`.
+    /// `CUDA_ERROR_INVALID_HANDLE` for an unknown event.
     #[inline]
     pub fn note_recorded(&mut self, event: u64, captured: bool) -> Result<(), CUresult> {
         let event = self.objects.events.get_mut(event)?;
@@ -24,7 +24,7 @@ impl Session {
         Ok(())
     }
 
-    /// A graph has a node that records this event.
+    /// Records that a graph has a node that records this event.
     pub fn note_recorded_by_graphs(&mut self, event: u64) {
         if let Ok(event) = self.objects.events.get_mut(event) {
             event.recorded = true;
@@ -35,10 +35,10 @@ impl Session {
         }
     }
 
-    /// `cuEventElapsedTime`, in milliseconds, as if no server had come after another.
+    /// `cuEventElapsedTime`, in milliseconds, corrected for records that a previous server made.
     ///
     /// # Errors
-    /// The driver's.
+    /// The driver's status.
     pub fn elapsed(&self, gpu: &Gpu, start: u64, end: u64) -> Result<f32, CUresult> {
         let (start, end) = (
             self.objects.events.get(start)?,
@@ -55,8 +55,7 @@ impl Session {
         })
     }
 
-    /// Reads the times of events that were recorded since they were written down last, and writes them down. The session is
-    /// at rest.
+    /// Saves the times of events recorded since the last save. The session must be at rest.
     pub fn save_times(&mut self, gpu: &Gpu, graphs_were_launched: bool) {
         if graphs_were_launched {
             let by_graphs = self
@@ -120,8 +119,8 @@ impl Session {
         Ok(())
     }
 
-    /// The event of a device whose time was written down last, if that is not too long ago: what lies between two events is
-    /// then what the driver says.
+    /// The most recently saved event of the device, if it is recent enough; intervals between saved events then match
+    /// the driver's.
     fn reference(&self, device: Ordinal) -> Option<(CUevent, Nanoseconds)> {
         let known = self
             .objects
@@ -133,10 +132,10 @@ impl Session {
         last.filter(|(_, at)| now() - at < EXACT)
     }
 
-    /// An event was recorded by another server at the time that this record says.
+    /// Restores an event that a previous server recorded, with the time in this record.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for a record that says none; the driver's.
+    /// `CUDA_ERROR_INVALID_VALUE` for a malformed record, or the driver's status.
     pub fn restore_time(&mut self, gpu: &Gpu, record: &Record) -> Result<(), CUresult> {
         if record.bytes.is_empty() {
             return Ok(());

@@ -1,8 +1,9 @@
-//! The collector: from records and flags to slices.
+//! The collector, which turns records and flags into slices.
 //!
-//! A stream's operations are done in order, and a flag tells that all up to some operation are. What was seen to be done at
-//! the same look is one slice, named after its operations. It begins when the first of them was given to the driver, or the
-//! one before was done, and ends with the look. Each operation has a slice of its own on the track of submissions.
+//! A stream's operations complete in order, and a flag shows that all operations up to some number are done. Operations
+//! found done in the same poll form one slice, named after them. It begins when the first of them was submitted or the
+//! preceding slice ended, whichever is later, and ends with the poll. In addition, each operation has a slice of its
+//! own on the submissions track.
 
 use super::{Kind, Record, What};
 use crate::engine::objects::streams::Point;
@@ -19,29 +20,29 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Between two looks: short while something is in flight, longer while nothing happens.
+/// Range of the poll interval: short while work is in flight, growing while nothing happens.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_micros(500);
-/// Kinds of operations that the name of a slice has.
+/// Most kinds of operations in the name of a slice.
 const NAMED: usize = 3;
 
-/// Tracks of a client; streams follow.
+/// Track numbers of a client; its streams have the numbers from `STREAMS` on.
 const SUBMISSIONS: u64 = 0;
 const WAITS: u64 = 1;
 const STREAMS: u64 = 2;
 
 impl Shared {
-    /// Begins or ends to trace; returns when all that was recorded has been told.
+    /// Starts or stops tracing; returns when all records of the previous trace have been collected.
     ///
     /// # Errors
-    /// No thread.
+    /// The error of the thread's creation.
     pub fn trace(self: &Arc<Shared>, run: Option<Arc<Run>>) -> std::io::Result<()> {
         let mut state = self.traces.state.lock();
         self.gpu.tracing.store(false, Ordering::SeqCst);
         state.run = None;
         if let Some(collector) = state.collector.take() {
             drop(state);
-            // It has nothing to say if it has panicked.
+            // Nothing is left to collect if it has panicked.
             let _ = collector.join();
             state = self.traces.state.lock();
         }
@@ -64,18 +65,18 @@ impl Shared {
     }
 }
 
-/// Until the trace ends.
+/// Collects until the trace ends.
 fn collect(shared: &Arc<Shared>, run: &Arc<Run>) {
-    // The kernel may otherwise delay each short sleep by 50 µs, and where all processors are busy by much more.
+    // The kernel may otherwise delay each short sleep by 50 µs, and by much more when all CPUs are busy.
     // SAFETY: a plain system call on the calling thread.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000) };
-    // A look that comes late is a time that is wrong.
+    // A late poll is recorded as a wrong time.
     run_ahead();
     let mut names = Names::default();
     let mut clients: Vec<Client> = Vec::new();
     let mut pause = SHORTEST;
     loop {
-        // Read before the records: what was recorded until then is told.
+        // Read before the records, so that everything recorded up to this point is collected.
         let over = !shared.gpu.is_tracing() && shared.traces.state.lock().run.is_none();
         let joined = shared.traces.take_joined();
         clients.extend(joined.into_iter().map(|joined| Client::new(joined, run)));
@@ -105,7 +106,7 @@ fn collect(shared: &Arc<Shared>, run: &Arc<Run>) {
     }
 }
 
-/// Names of kernels as they are shown.
+/// Kernel names as displayed.
 #[derive(Default)]
 struct Names(Vec<Arc<str>>);
 
@@ -135,7 +136,7 @@ impl Names {
     }
 }
 
-/// As it is in the source, for a name of C++.
+/// Demangles a C++ name.
 fn shown(name: &[u8]) -> Arc<str> {
     let name = name.strip_suffix(b"\0").unwrap_or(name);
     let source = cpp_demangle::Symbol::new(name).ok();
@@ -165,13 +166,13 @@ struct Operation {
     amount: u64,
 }
 
-/// A stream as far as it is known.
+/// Known state of a stream.
 struct Stream {
     track: Track,
-    /// Not known to be done.
+    /// Operations not known to be done.
     operations: VecDeque<Operation>,
     points: VecDeque<(Point, bool)>,
-    /// When the last ones were.
+    /// When the latest completed operations were found done.
     done: u64,
 }
 
@@ -187,7 +188,7 @@ struct Client {
     records: Consumer<Record>,
     streams: BTreeMap<u32, Stream>,
     waits: VecDeque<Wait>,
-    /// When the last slice of waits ended.
+    /// When the latest wait slice ended.
     waited: u64,
 }
 
@@ -201,7 +202,8 @@ fn introduce(session: &SessionShared, run: &Run) -> Process {
     process
 }
 
-/// Tells who waits at the gate as the trace ends, also of clients that have done nothing else in it.
+/// Writes slices for sessions still waiting at the gate when the trace ends, including clients with no other records in
+/// it.
 fn tell_waiting(shared: &Shared, run: &Run, clients: &[Client]) {
     let (of, began) = {
         let state = shared.traces.state.lock();
@@ -254,9 +256,9 @@ impl Client {
         !self.waits.is_empty() || self.streams.values().any(in_flight)
     }
 
-    /// Takes the records that there are.
+    /// Reads the available records.
     fn read(&mut self, shared: &Shared, run: &Run, names: &mut Names) {
-        // Not more: a client that goes on would keep the others from being looked at.
+        // Not records that arrive meanwhile: a client that keeps producing would delay the others.
         for _ in 0..self.records.slots() {
             let Ok(record) = self.records.pop() else {
                 return;
@@ -325,7 +327,7 @@ impl Client {
         })
     }
 
-    /// Looks at the flags.
+    /// Polls the flags.
     fn look(&mut self, shared: &Shared, run: &Run, names: &Names) {
         let session = &self.session;
         for stream in self.streams.values_mut() {
@@ -333,7 +335,7 @@ impl Client {
                 true => reached(shared.gpu.flags.value(point.slot), point.value),
                 false => reached(session.flag(point.slot), point.value),
             };
-            // They come in order.
+            // Flags are written in order.
             let count = stream
                 .points
                 .iter()
@@ -351,7 +353,7 @@ impl Client {
         }
     }
 
-    /// Tells what was not over.
+    /// Writes slices for unfinished operations and waits.
     fn end(&mut self, run: &Run, names: &Names) {
         for stream in self.streams.values_mut() {
             let operations = stream.operations.drain(..).collect::<Vec<_>>();
@@ -363,7 +365,7 @@ impl Client {
     }
 }
 
-/// Threads that wait at the same time have one track: a slice begins where the one before has ended.
+/// Threads that wait at the same time share one track, so a slice begins no earlier than the preceding one has ended.
 fn slice_of_wait(run: &Run, process: Process, wait: &Wait, before: u64, detail: Detail) -> u64 {
     let now = run.now();
     run.slice(Slice {
@@ -388,7 +390,7 @@ impl Stream {
         self.tell(&done, run, names, false);
     }
 
-    /// One slice for all of them.
+    /// Writes one slice for all of these operations.
     fn tell(&mut self, done: &[Operation], run: &Run, names: &Names, unfinished: bool) {
         let Some(first) = done.first() else {
             return;
@@ -410,7 +412,7 @@ impl Stream {
     }
 }
 
-/// Such as `fill`, or `fill ×3, copy`.
+/// Names a slice, such as `fill`, or `fill ×3, copy`.
 fn name_of(operations: &[Operation], names: &Names) -> Arc<str> {
     if let [one] = operations {
         return names.of(one.kind);
@@ -433,12 +435,12 @@ fn name_of(operations: &[Operation], names: &Names) -> Arc<str> {
     parts.join(", ").into()
 }
 
-/// The name of a wait at the gate.
+/// Names a wait at the gate.
 fn waited_with(op: Op) -> Arc<str> {
     format!("gate: {}", called(op)).into()
 }
 
-/// What a call does, in the words of the message.
+/// Names a call by its message.
 fn called(op: Op) -> String {
     format!("{op:?}")
 }

@@ -1,4 +1,4 @@
-//! Records of a session for a trace.
+//! Trace records of a session.
 
 use super::{Kind, RECORDS, Subject, Tracer, What};
 use crate::engine::base::call::Incoming;
@@ -17,9 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Session {
-    /// Whether the session takes part in the trace that goes on, from now on.
+    /// Joins the current trace, if there is one. Returns whether the session takes part in it.
     fn join_trace(&mut self, shared: &Shared) -> bool {
-        // A trace may have ended and another begun since.
+        // The trace that the session had joined may have ended and another begun.
         let known = self.tracer.as_ref().map(|tracer| tracer.of);
         if known.is_some() && known == Some(shared.traces.latest.load(Ordering::Relaxed)) {
             return true;
@@ -69,7 +69,7 @@ impl Session {
         true
     }
 
-    /// What a message is about. The client may change it in the meantime, and its own trace with it.
+    /// Returns the subject of a message. The client may change the message meanwhile, which only affects its own trace.
     fn subject(&self, message: Incoming<'_>) -> Subject {
         let word = |at| message.word(at);
         let operation = |stream, kind, amount| Ok(Subject::operation(word(stream), kind, amount));
@@ -92,7 +92,7 @@ impl Session {
         found.unwrap_or(Subject::Nothing)
     }
 
-    /// The number of a function's name. Looked for once in a trace.
+    /// Returns the trace number of a function's name, which is looked up once per trace.
     fn traced_name(&mut self, shared: &Shared, function: u64, of: u32) -> u32 {
         let Ok(function) = self.objects.functions.get_mut(function) else {
             return 0;
@@ -103,13 +103,13 @@ impl Session {
         function.traced.1
     }
 
-    /// Whether the message there is a mark.
+    /// Whether the message at this position is a mark.
     fn is_mark_at(&mut self, mut place: Place) -> bool {
         let message = self.inbox.consumer.peek_at(&mut place);
         matches!(message, Ok(Some(message)) if message.op == Op::Mark as u16)
     }
 
-    /// Records what was done; `next` is behind its message.
+    /// Records the execution of a message; `next` is the position behind it.
     fn record(
         &mut self,
         shared: &Shared,
@@ -146,7 +146,7 @@ impl Session {
                 (stream, Some(Kind::Kernel(name)), blocks)
             }
         };
-        // A mark that is about to come tells as well.
+        // A mark that follows immediately shows completion as well.
         let may_have = kind.is_some() && !self.is_mark_at(next);
         if let Ok(stream) = self.objects.streams.get_mut(stream)
             && !stream.capturing
@@ -169,7 +169,7 @@ impl Session {
         self.tracer = Some(tracer);
     }
 
-    /// The trace's clock, if one goes on and the session takes part in it.
+    /// The clock of the current trace, if there is one and the session takes part in it.
     #[inline]
     pub fn trace_clock(&mut self, shared: &Shared) -> Option<u64> {
         match shared.gpu.is_tracing() {
@@ -184,13 +184,13 @@ impl Session {
         self.tracer.as_ref().map(|tracer| tracer.clock.raw())
     }
 
-    /// Number and clock of the trace that goes on, if any.
+    /// Number and clock of the current trace, if there is one.
     pub fn trace_point(&mut self, shared: &Shared) -> Option<(u32, u64)> {
         let now = self.trace_clock(shared)?;
         Some((self.tracer.as_ref()?.of, now))
     }
 
-    /// Records a wait at the gate that is over.
+    /// Records a completed wait at the gate.
     pub fn record_wait(&mut self, shared: &Shared, wait: &Wait) {
         let Some((of, now)) = self.trace_point(shared) else {
             return;
@@ -201,15 +201,15 @@ impl Session {
         }
     }
 
-    /// Records launches, and the mark behind them, that were given to the driver together since `begun`: each as if it had
-    /// taken an equal part of the time.
+    /// Records launches, and the mark after them, that were submitted to the driver together since `begun`. Each is
+    /// recorded as if it had taken an equal part of the time.
     #[cold]
     pub fn record_run(&mut self, shared: &Shared, begun: u64, run: &[Planned], mark: Option<Mark>) {
         let (Some(mut tracer), Some(first)) = (self.tracer.take(), run.first()) else {
             return;
         };
         let ended = tracer.clock.raw();
-        // A mark that is about to come tells as well.
+        // A mark that follows immediately shows completion as well.
         let may_have = mark.is_none() && !self.is_mark_at(self.inbox.consumer.place());
         let each = ended.saturating_sub(begun) / run.len() as u64;
         let ops = self
@@ -237,7 +237,7 @@ impl Session {
         self.tracer = Some(tracer);
     }
 
-    /// A stream has got a flag while nothing was dispatched.
+    /// Records flags that streams have got while nothing was dispatched.
     pub fn trace_points(&mut self, points: &[(u32, Point)]) {
         if let Some(tracer) = &mut self.tracer {
             let now = tracer.clock.raw();
@@ -253,7 +253,7 @@ impl Session {
     }
 }
 
-/// [`calls::perform`], with a record of it while a trace goes on.
+/// [`calls::perform`], recorded if a trace is active.
 ///
 /// # Errors
 /// See [`Undone`].

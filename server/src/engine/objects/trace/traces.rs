@@ -1,4 +1,4 @@
-//! The engine's part of a trace.
+//! The engine's state of a trace.
 
 use super::{NAMES, Record, Wanting};
 use crate::engine::session::SessionShared;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::thread::JoinHandle;
 
-/// The engine's part of a trace.
+/// The engine's state of a trace.
 #[derive(Debug, Default)]
 pub struct Traces {
     /// Number of the last trace.
@@ -25,15 +25,15 @@ pub struct State {
     pub(super) run: Option<Arc<Run>>,
     pub(super) joined: Vec<Joined>,
     pub(super) numbers: HashMap<Box<[u8]>, u32>,
-    /// By number less one.
+    /// Kernel names; the name with number `n` is at index `n - 1`.
     pub(super) names: Vec<Box<[u8]>>,
     pub(super) wanting: Arc<Wanting>,
-    /// When it began, by the run's clock.
+    /// When the trace began, by the run's clock.
     pub(super) began: u64,
     pub(super) collector: Option<JoinHandle<()>>,
 }
 
-/// A session as the collector gets to know it.
+/// A session that has joined the trace, as handed to the collector.
 #[derive(Debug)]
 pub struct Joined {
     pub(super) session: Arc<SessionShared>,
@@ -41,7 +41,7 @@ pub struct Joined {
 }
 
 impl Traces {
-    /// The number of a kernel's name; 0 for those for which there is no room.
+    /// Returns the number of a kernel's name; 0 if there are too many names.
     pub(super) fn number(&self, name: &[u8]) -> u32 {
         let mut state = self.state.lock();
         if let Some(number) = state.numbers.get(name) {
@@ -56,7 +56,7 @@ impl Traces {
         number
     }
 
-    /// Names from this number on.
+    /// Returns the names from this index on.
     pub(super) fn names_from(&self, number: usize) -> Vec<Box<[u8]>> {
         let state = self.state.lock();
         state.names.get(number..).unwrap_or_default().to_vec()

@@ -1,4 +1,4 @@
-//! The threads of the gates, and what waiting sessions need.
+//! The gate threads, one per side, and the sessions' calls at quiescent points.
 
 use super::{Gate, Waiting};
 use crate::engine::base::call::Incoming;
@@ -25,33 +25,35 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long all are held back for what is in flight to end, when it is tried first; then longer and longer.
+/// How long submissions are held back by the first attempt to reach a quiescent point; doubled after each failure.
 const FIRST_MOMENT: Duration = Duration::from_millis(1);
-/// The same at most.
+/// Longest time for which one attempt holds submissions back.
 const LONGEST_MOMENT: Duration = Duration::from_millis(128);
-/// After a try in vain all go on for so many times as long as they were held back.
+/// After a failed attempt, submissions run for this multiple of the time they were held back.
 const AFTER_VAIN: u32 = 9;
-/// The same after one in which calls were made: whoever loads all the time must not keep the others from their work.
+/// After a successful attempt, submissions run for this multiple of the time they were held back, so that a client that
+/// loads continuously cannot starve the others.
 const AFTER_CALLS: u32 = 4;
-/// A moment that took longer is in the log.
+/// Quiescent points that took longer are logged.
 const LONG_MOMENT: Duration = Duration::from_millis(5);
-/// Pause between two looks whether anything long is left.
+/// Poll interval for long work in flight.
 const LOOK: Duration = Duration::from_micros(100);
-/// Nobody knows when something ends that has taken longer, and longer than ever before.
+/// Work in flight for longer than this, and longer than in any previous run, has an unpredictable end.
 const UNSURE: Duration = Duration::from_millis(250);
-/// Who has waited longer goes to another side, if something in flight goes on for as long.
+/// A session that has waited longer moves to another side if work in flight continues for this long, too.
 const PATIENCE: Duration = Duration::from_millis(600);
-/// The same where nobody knows when that ends, or it is known to go on for longer.
+/// How long a session waits before it moves to another side if the end of the work in flight is unpredictable or known
+/// to be further away than [`PATIENCE`].
 const PATIENCE_UNSURE: Duration = Duration::from_millis(50);
-/// Whether a session could move is not looked at more often: that looks at all that it has.
+/// Minimum interval between checks of whether a session can move: a check examines all of its objects.
 const STAYS: Duration = Duration::from_millis(100);
-/// An annex is not looked at more often.
+/// Minimum interval between checks of whether an annex is unused.
 const LEAST_UNUSED: Duration = Duration::from_millis(100);
-/// Who waits longer is named in the log.
+/// Sessions that wait longer are logged.
 const TOLD: Duration = Duration::from_secs(1);
 
 impl Gate {
-    /// Has a session wait here.
+    /// Queues a session at the gate.
     pub fn admit(&self, shared: &Shared, mut session: Box<Session>) {
         session.say_whether_at_work(&shared.gpu);
         session.begin_wait(shared);
@@ -65,7 +67,7 @@ impl Gate {
     }
 }
 
-/// The body of the thread of a side's gate.
+/// The body of a side's gate thread.
 pub fn run(shared: &Arc<Shared>, side: Side) {
     side::enter(side);
     let gate = shared.lanes.gate(side);
@@ -92,16 +94,16 @@ pub fn run(shared: &Arc<Shared>, side: Side) {
     }
 }
 
-/// When all may be held back again, and for how long.
+/// When submissions may be held back again, and for how long.
 struct Tries {
     moment: Duration,
     next: Instant,
-    /// In the last one calls were made.
+    /// Whether sessions made their calls in the last attempt.
     made: bool,
 }
 
 impl Tries {
-    /// All were held back for so long.
+    /// Records an attempt that held submissions back for this time.
     fn note(&mut self, made: bool, time: Duration) {
         let (moment, pause) = match made {
             true => (FIRST_MOMENT, AFTER_CALLS),
@@ -112,7 +114,7 @@ impl Tries {
     }
 }
 
-/// Gives all that wait their moment.
+/// Runs quiescent points until no session waits at the gate.
 fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
     let (gate, calm) = (shared.lanes.gate(side), shared.gpu.calm(side));
     loop {
@@ -173,7 +175,8 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
             shared.lanes.slow.ring();
         }
         let may = !busy && !shared.has_long_work(side);
-        // Where nobody else works nobody is held back; nor, after a try in vain, where nobody works just now.
+        // The pause between attempts is skipped if nothing is in flight and either no other session works or the last
+        // attempt failed: no session is held back then.
         let free = nobody_else || !tries.made;
         if may && (now >= tries.next || free && shared.roster.is_quiet(&shared.gpu, side)) {
             let made = try_moment(shared, side, tries.moment);
@@ -194,7 +197,8 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
     }
 }
 
-/// Holds all back; if what is in flight ends within `most`, those who wait make their calls. Whether they did.
+/// Holds all submissions back. If the work in flight ends within `most`, the waiting sessions make their calls. Returns
+/// whether they did.
 fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
     let gate = shared.lanes.gate(side);
     let hush = shared.gpu.calm(side).hush();
@@ -211,7 +215,7 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
     }
     let (all, idle): (Vec<Waiting>, bool) = {
         let mut waiting = gate.waiting.lock();
-        // Those for whom there is no thread wait for another moment.
+        // Sessions beyond the number of free slow-lane threads wait for the next quiescent point.
         let most = waiting.len().min(shared.lanes.slow.free());
         let idle = waiting.is_empty();
         (waiting.drain(..most).collect(), idle)
@@ -223,11 +227,11 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
     let (mut launches, calls): (Vec<_>, Vec<_>) = all
         .into_iter()
         .partition(|one| one.session.wants_local().is_some());
-    // Whoever has called may have submitted something.
+    // The calls may have submitted work.
     let quiet =
         calls.is_empty() || make(shared, calls) && shared.roster.is_quiet(&shared.gpu, side);
     if quiet {
-        // What the greatest cannot have, others may.
+        // In ascending order: if the largest request fails, smaller ones may still succeed.
         launches.sort_by_key(|one| one.session.wants_local().map(|(_, local)| local));
         for (device, local) in launches.iter().filter_map(|one| one.session.wants_local()) {
             shared.gpu.devices[device].want_local(local);
@@ -246,7 +250,7 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
     for one in launches {
         one.go_on(shared);
     }
-    // What a launch begins is in the next one's way.
+    // Work that one of these launches submits would block the next, so only the first runs now.
     let first = (!must_grow.is_empty()).then(|| must_grow.remove(0));
     gate.waiting.lock().append(&mut must_grow);
     if quiet {
@@ -263,7 +267,8 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
     true
 }
 
-/// Has sessions make their calls; whether there were any, and all are made.
+/// Sends sessions to the slow lane to make their calls. Returns whether there were any and all of them finished in
+/// time.
 fn make(shared: &Shared, calls: Vec<Waiting>) -> bool {
     if calls.is_empty() {
         return false;
@@ -284,7 +289,8 @@ fn make(shared: &Shared, calls: Vec<Waiting>) -> bool {
     moment.await_calls()
 }
 
-/// Has the driver get ready for launches of what was found in a moment.
+/// Reserves local memory and launches a kernel on each device: after a function was loaded, the driver makes the next
+/// launch in the context wait until nothing is in flight.
 fn settle(shared: &Shared) {
     let scratch = shared.gpu.flags.device_address(SCRATCH);
     for device in shared
@@ -300,7 +306,7 @@ fn settle(shared: &Shared) {
     }
 }
 
-/// Has a session that cannot load anything where it is go to another side, and wait at the gate there.
+/// Moves a session that cannot load anything on its side to another one, and queues it at the gate there.
 pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
     panics::works_for(Some(session.shared.info.session));
     session.enter();
@@ -325,7 +331,7 @@ pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
     shared.lanes.gate(session.side).admit(shared, session);
 }
 
-/// Has a session make its call, in its moment; what follows it is done where it is at home.
+/// Lets a session make its call at a quiescent point and returns it to its dispatch thread.
 pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
     panics::works_for(Some(session.shared.info.session));
     session.enter();
@@ -343,11 +349,11 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
             };
         }
     }
-    // What the client has written there meanwhile is another matter.
+    // The client may have changed the message in the ring, so whether it needs a quiescent point is checked again.
     let may =
         session.flow.wants.is_some() || session.flow.wants_moment || session.calls_next(shared);
     session.flow.moment = Some(moment.clone());
-    // Whatever it does now, others are to find it at work.
+    // Mark it as at work before it submits anything, so that other threads count its work as in flight.
     let _ = session.may_work(&shared.gpu);
     let mut violation = None;
     let ready = !may || session.get_ready(shared);
@@ -359,7 +365,7 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
             }
         }
     } else if ready {
-        // The launch itself keeps nobody waiting.
+        // The launch itself blocks no other session, so it is left to the dispatch thread.
     } else if let Step::Violation(why) = dispatch::step(shared, &mut session, true) {
         violation = Some(why);
     }
@@ -372,7 +378,7 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
     }
 }
 
-/// Has a session whose images cannot be loaded where it is return to where they are.
+/// Returns a session whose images could not be loaded on its new side to the side where they are.
 fn go_back(shared: &Shared, mut session: Box<Session>, status: CUresult) {
     let (info, there) = (session.shared.info.clone(), session.side.number());
     tracing::warn!("Client {info} cannot work in context {there}: {status}");
@@ -389,14 +395,14 @@ fn go_back(shared: &Shared, mut session: Box<Session>, status: CUresult) {
 }
 
 impl Waiting {
-    /// Its launch need not wait any more.
+    /// Returns a session to its dispatch thread when its launch no longer has to wait.
     fn go_on(mut self, shared: &Shared) {
         self.session.end_wait(shared);
         (self.session.flow.wants, self.session.flow.wants_moment) = (None, false);
         shared.lanes.send_home(self.session);
     }
 
-    /// It does not wait any longer: it is over, or all are.
+    /// Removes a session from the gate: it has ended, or the server is ending.
     fn leave(mut self, shared: &Shared) {
         self.session.end_wait(shared);
         let why = match shared.fate.stopping.load(Ordering::Relaxed) {
@@ -409,7 +415,7 @@ impl Waiting {
         dispatch::end(shared, self.session, Some(why.into()));
     }
 
-    /// Has the log say who waits for long, and for whom.
+    /// Logs a session that has waited long, with the clients it waits for.
     fn tell(&mut self, shared: &Shared, now: Instant) {
         if self.told || now.duration_since(self.since) < TOLD {
             return;
@@ -428,33 +434,33 @@ impl Waiting {
 }
 
 impl Shared {
-    /// Whether something in flight takes long, as far as is known.
+    /// Whether any work in flight is known to be long.
     pub fn has_long_work(&self, side: Side) -> bool {
         self.has_work(side, VERY_LONG, |_, _| true)
     }
 
-    /// Whether nobody knows when something in flight ends that has taken longer than this.
+    /// Whether work in flight has taken longer than this and its end is unpredictable.
     fn is_unsure(&self, side: Side, time: Duration) -> bool {
         self.has_work(side, time, |waited, rest| waited > time && rest.is_none())
     }
 
-    /// Whether something in flight is known to take longer than this from now on. Nobody knows that of what ended sessions
-    /// have left.
+    /// Whether work in flight is known to take longer than this from now on. For work left by ended sessions that is
+    /// never known.
     fn is_known_to_last(&self, side: Side, time: Duration) -> bool {
         self.has_work(side, Duration::MAX, |_, rest| {
             rest.is_some_and(|rest| rest > time)
         })
     }
 
-    /// Whether something in flight has taken longer than this, and is likely to take as long again.
+    /// Whether work in flight has taken longer than this and is likely to take as long again.
     pub fn is_blocked(&self, side: Side, time: Duration) -> bool {
         self.has_work(side, time, |waited, rest| {
             waited > time && rest.is_none_or(|rest| rest > time)
         })
     }
 
-    /// Whether a session has such long work, by how long it has taken and is likely to take from now on; or one that has
-    /// ended, for longer than `time`.
+    /// Whether `such` holds for the long work of any session, given how long it has taken and how long it is likely to
+    /// take from now on; or whether work of an ended session has been in flight for longer than `time`.
     fn has_work(
         &self,
         side: Side,
@@ -468,7 +474,7 @@ impl Shared {
         self.gpu.calm(side).dying_for() > time || self.roster.sessions_of(side).any(has)
     }
 
-    /// Who has something in flight.
+    /// Names the clients that have work in flight.
     fn who_works(&self, side: Side) -> String {
         let mut all: Vec<String> = self
             .roster
@@ -484,7 +490,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// Clients whose long work is in the way of those at a side's gate.
+    /// Returns the clients whose long work delays the sessions at a side's gate.
     pub fn blockers(&self, side: Side) -> Blockers {
         let busy = self
             .roster
@@ -499,11 +505,11 @@ impl Shared {
 }
 
 impl Session {
-    /// Begins a wait at the gate, or continues the one that goes on.
+    /// Starts to record a wait at the gate, or continues the current one.
     pub fn begin_wait(&mut self, shared: &Shared) {
         let next = self.inbox.consumer.next_op().and_then(Op::from_u16);
         let op = match self.flow.wants_moment {
-            // Of deferred messages only launches and new streams come to the gate.
+            // Of the deferred messages, only launches and stream creations wait at the gate.
             true if self.flow.wants.is_none() => Op::StreamCreate,
             true => Op::Launch,
             false => next.unwrap_or(Op::Launch),
@@ -512,7 +518,7 @@ impl Session {
         self.shared.waits.begin(op, traced);
     }
 
-    /// Ends the wait at the gate, if there is one.
+    /// Ends the record of the session's wait at the gate, if there is one.
     pub fn end_wait(&mut self, shared: &Shared) {
         if let Some(wait) = self.shared.waits.end() {
             self.record_wait(shared, &wait);
@@ -521,7 +527,7 @@ impl Session {
 }
 
 impl Session {
-    /// Whether a message asks the driver for something that waits for all work in flight and keeps everybody out.
+    /// Whether a message makes a driver call that waits for all work in flight and blocks the other sessions meanwhile.
     #[inline]
     pub fn must_be_alone(&mut self, shared: &Shared, message: Incoming<'_>) -> bool {
         if self.flow.moment.is_some() {
@@ -559,7 +565,7 @@ impl Session {
         }
     }
 
-    /// Who wants a variable has an instance of the image for itself from then on.
+    /// Whether taking the address of a variable loads an image: the client then needs a private instance.
     fn loads_for_variable(&self, message: Incoming<'_>, handle_at: usize) -> bool {
         let image = self.image(message.word(handle_at));
         image.is_ok_and(|image| image.is_with_others() || !image.is_loaded())
@@ -586,7 +592,7 @@ impl Session {
         library.is_tracked() && library.loads_to_take(&shared.images, &key, Some((set, true)))
     }
 
-    /// What no instance of the image has as yet takes another one.
+    /// Whether setting a function attribute loads another instance, because no existing one has that value.
     fn sets_of_other(&self, shared: &Shared, message: Incoming<'_>) -> bool {
         let body = message.body::<FunctionAttribute>();
         let found = body.and_then(|body| {
@@ -599,7 +605,8 @@ impl Session {
         })
     }
 
-    /// Most streams were made before; a new one may take the driver a further hardware queue.
+    /// Whether a new stream is not served from the streams kept for reuse: the driver may allocate a hardware queue for
+    /// it.
     fn creates_stream(&self, shared: &Shared, message: Incoming<'_>) -> bool {
         let Ok(body) = message.body::<StreamCreate>() else {
             return false;
@@ -625,7 +632,7 @@ impl Session {
         image.is_ok_and(|image| !image.is_loaded())
     }
 
-    /// What it waits with.
+    /// Names the call for which it waits, for the log.
     fn wants_to(&self) -> String {
         match self.flow.wants {
             Some(want) => format!("{want:?}"),
@@ -636,7 +643,7 @@ impl Session {
         }
     }
 
-    /// The local memory that its next launch needs.
+    /// Returns the device and the local memory, in bytes per thread, that its next launch needs.
     fn wants_local(&self) -> Option<(Ordinal, u32)> {
         match self.flow.wants {
             Some(Want::Local(device, bytes)) if self.flow.images_of.is_none() => {
@@ -646,7 +653,7 @@ impl Session {
         }
     }
 
-    /// Whether its next message is a call that has to be made alone.
+    /// Whether its next message is a call that needs a quiescent point.
     fn calls_next(&mut self, shared: &Shared) -> bool {
         let Ok(Some(found)) = self.inbox.consumer.peek() else {
             return false;
@@ -657,11 +664,11 @@ impl Session {
         })
     }
 
-    /// Makes what its next launch needs; whether that could be made.
+    /// Prepares the driver for its next launch. Returns whether that succeeded.
     fn get_ready(&mut self, shared: &Shared) -> bool {
         match self.flow.wants.take() {
             Some(Want::Function(handle)) => self.take_function(shared, handle).is_ok(),
-            // It has less in another context: the launch says so.
+            // On another side the limit may be lower; the launch then reports the error.
             Some(Want::Local(device, local)) => !shared.gpu.devices[device].grows(local),
             None => false,
         }

@@ -1,4 +1,4 @@
-//! The threads of the slow lane, and the setting up of sessions.
+//! The threads of the slow lane, and the setup of sessions.
 
 use super::SlowTask;
 use crate::admission;
@@ -33,19 +33,19 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Messages executed here before the session goes back to its dispatch thread.
+/// Most messages executed here before the session returns to its dispatch thread.
 const BUDGET: usize = 256;
-/// Threads that are always there.
+/// Number of threads that always exist.
 pub const THREADS: usize = 3;
-/// Threads at most: this many tasks that do not end stop the slow lane. A session has one task at a time.
+/// Most threads: this many tasks that do not end stop the slow lane. A session has one task at a time.
 pub const MOST_THREADS: usize = 16;
-/// How long no task may have been taken up while some wait, before another thread is started.
+/// How long no task has been started, while some wait, before another thread is started.
 const STALL: Duration = Duration::from_secs(1);
 
 /// Starts a slow-lane thread.
 ///
 /// # Errors
-/// No thread.
+/// The error of the thread's creation.
 pub fn start_thread(shared: &Arc<Shared>) -> std::io::Result<()> {
     let number = shared.lanes.slow.threads.fetch_add(1, Ordering::Relaxed);
     let running = Arc::clone(shared);
@@ -58,7 +58,7 @@ pub fn start_thread(shared: &Arc<Shared>) -> std::io::Result<()> {
     })
 }
 
-/// The body of a slow-lane thread; a spare one ends when it has had no work for a while.
+/// The body of a slow-lane thread. A spare thread ends after it has had no work for a while.
 fn run(shared: &Arc<Shared>, spare: bool) {
     while let Some(task) = shared.lanes.slow.next(spare) {
         panics::works_for(None);
@@ -73,7 +73,7 @@ fn run(shared: &Arc<Shared>, spare: bool) {
     shared.lanes.slow.threads.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// The body of the thread that sees to it that the slow lane goes on.
+/// The body of the thread that starts more slow-lane threads when the slow lane stalls.
 pub fn watch(shared: &Arc<Shared>) {
     let lane = &shared.lanes.slow;
     while lane.alarm.1.recv().is_ok() {
@@ -203,7 +203,7 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
         Err((socket, status, why)) => {
             shared.roster.admission.retract();
             shared.gpu.note_status(status);
-            // A new server will do what one whose context is lost cannot.
+            // The next server can serve the client if this one's context is lost.
             let status = match shared.gpu.lost_status() {
                 Some(_) => CUDA_ERROR_MPS_SERVER_NOT_READY,
                 None => status,
@@ -213,27 +213,27 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
     }
 }
 
-/// Bytes of device memory that a client may have, by ordinal.
+/// Limits the device memory of a client, in bytes by device ordinal.
 pub fn limit_memory(shared: &Shared, account: &Account, limits: &BTreeMap<usize, u64>) {
     for (device, bytes) in limits {
-        // Of a device that is not here, none is needed.
+        // Limits for devices that the server does not have are ignored.
         if let Ok(device) = shared.gpu.device(*device as u32) {
             account.lower_limit(Memory::Device(device.ordinal), *bytes);
         }
     }
 }
 
-/// Registers a segment with the driver, from [`segment::REGISTERED`] on.
+/// Registers a segment with the driver, from byte [`segment::REGISTERED`] on (`cuMemHostRegister`).
 ///
 /// # Errors
-/// The driver's.
+/// The driver's status.
 pub fn register_segment(shared: &Shared, mapping: Mapping) -> Result<Registration, CUresult> {
     let device = shared.gpu.any_device().ok_or(CUDA_ERROR_NO_DEVICE)?;
     device.make_current(&shared.gpu.driver)?;
     Registration::new(&shared.gpu.driver, mapping, segment::REGISTERED)
 }
 
-/// A segment for a client of this user, and the descriptor that the client gets.
+/// Returns a segment for a client of this user, and the descriptor for the client.
 fn take_segment(shared: &Shared, uid: u32) -> Result<(Segment, OwnedFd), (CUresult, String)> {
     let impossible = |error: std::io::Error| {
         let why = format!("cannot make its segment: {error}");
@@ -270,7 +270,7 @@ fn prepare(
     who: Credentials,
     (terms, account, places): (Terms, Account, Vec<Option<Place>>),
 ) -> Result<Box<Session>, Refusal> {
-    // A client that takes no packets must not hold up the thread that sends it one.
+    // A client that does not read from its socket must not block the thread that sends to it.
     if let Err(error) = seqpacket::set_nonblocking(&socket, true) {
         let why = format!("its connection cannot be made non-blocking: {error}");
         return Err((socket, CUDA_ERROR_OPERATING_SYSTEM, why));
@@ -322,7 +322,7 @@ fn prepare(
     }
     let mut session = Box::new(Session::new(session_shared.clone(), home));
     session.objects.places = places;
-    // Listed before the client can act: whoever sees its first call served finds it in the list.
+    // Added before the client can act, so that any client whose first call was served is in the list.
     shared.roster.remember(&session_shared);
     if let Err(error) = shm::send_packet(
         session_shared.socket(),
@@ -332,7 +332,7 @@ fn prepare(
         tracing::debug!("client {} left before it was welcomed: {error}", who.pid);
         session_shared.hung_up.store(true, Ordering::Relaxed);
     }
-    // Not before: the next server would wait for a client that waits for its welcome.
+    // Not earlier: the next server would wait for a client that is waiting for its welcome.
     session.begin_description(&shared.images);
     Ok(session)
 }

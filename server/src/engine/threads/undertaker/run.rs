@@ -8,21 +8,21 @@ use crossbeam_channel::{Receiver, RecvTimeoutError};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// How often it is looked whether all is quiet.
+/// Poll interval for a quiescent point.
 const TICK: Duration = Duration::from_millis(1);
-/// The same once that has been in vain for [`PATIENCE`].
+/// Poll interval once no quiescent point has occurred for [`PATIENCE`].
 const SLOW_TICK: Duration = Duration::from_millis(10);
-/// The longest pause between two such demands.
+/// Longest interval between requests to the gate for a quiescent point.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How long clients are held back for one lot of objects.
+/// How long clients are held back to destroy one batch of objects.
 const LOT: Duration = Duration::from_millis(2);
-/// All go on for so many times as long as they were held back for a lot.
+/// After a batch was destroyed, submissions run for this multiple of the time they were held back.
 const AFTER: u32 = 4;
 
 impl Graves {
-    /// Ends some, in a moment of somebody else's.
+    /// Destroys some objects at a quiescent point that another thread has established.
     pub fn end_some(&self, shared: &Shared) {
-        // The undertaker itself may be about to want a moment.
+        // The undertaker itself may hold the lock and be waiting for a quiescent point.
         if let Some(mut lots) = self.0.try_lock() {
             lots.end_some(shared);
         }
@@ -47,10 +47,11 @@ impl Lots {
         shared.gpu.calm(self.side).set_overdue(false);
     }
 
-    /// Ends what it can, if all is quiet; asks for a moment if that has not been so for long.
+    /// Destroys objects if nothing is in flight; requests a quiescent point from the gate if none has occurred for
+    /// long.
     fn look(&mut self, shared: &Shared) {
         side::enter(self.side);
-        // A segment that somebody looked at just now.
+        // Includes segments that another thread was still using at the last attempt.
         self.objects = std::mem::take(&mut self.objects)
             .into_iter()
             .filter_map(|object| spared(shared, object))
@@ -128,13 +129,13 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
             .spare
             .note_waiting(buried + shared.gpu.spare.len());
         if let Some(side) = unused {
-            // Nothing of it is on its way here.
+            // No object of the side is still queued.
             shared.close_unused_annex(side, || tasks.is_empty());
         }
     }
 }
 
-/// Keeps registered memory for the next session; gives back what is none.
+/// Keeps registered memory for the next session and shared images for other clients; returns any other object.
 fn spared(shared: &Shared, object: Buried) -> Option<Buried> {
     match object {
         Buried::Host(mut block, uid) => {
@@ -150,7 +151,7 @@ fn spared(shared: &Shared, object: Buried) -> Option<Buried> {
             }
             Err(session) => Some(Buried::Segment(session)),
         },
-        // What others have too needs nobody to wait.
+        // Dropping a reference to an image that others use does not block.
         Buried::Image(image) => image
             .leave_shared(&shared.images)
             .and_then(|image| image.retire(&shared.images))
@@ -165,7 +166,7 @@ fn spared(shared: &Shared, object: Buried) -> Option<Buried> {
     }
 }
 
-/// Ends objects, for as long as others may be held back. What has another holder stays.
+/// Destroys objects for at most [`LOT`]. Objects that are still referenced elsewhere are kept.
 fn lay_to_rest(shared: &Shared, graves: &mut Lots) {
     let began = Instant::now();
     let mut kept = Vec::new();
@@ -180,7 +181,7 @@ fn lay_to_rest(shared: &Shared, graves: &mut Lots) {
     while graves.side == Side::MAIN && began.elapsed() < LOT && end_spare(shared) {}
 }
 
-/// Unregisters memory that no session uses; false when there is none.
+/// Unregisters one piece of memory that no session uses. Returns false if there is none.
 fn end_spare(shared: &Shared) -> bool {
     let Some(unused) = shared.gpu.spare.take_any() else {
         return false;
@@ -193,7 +194,7 @@ fn end_spare(shared: &Shared) -> bool {
     true
 }
 
-/// Ends an object; gives it back when that must wait for another holder.
+/// Destroys an object. Returns it if another reference must be dropped first.
 fn end(shared: &Shared, object: Buried) -> Option<Buried> {
     match object {
         Buried::Image(image) => image.end(&shared.images),
