@@ -7,6 +7,7 @@ mod base;
 mod calls;
 mod gpu;
 mod images;
+mod lasting;
 mod objects;
 #[cfg(test)]
 mod order;

@@ -11,7 +11,7 @@ use syn::{Attribute, Item, ItemUse, UseTree, Visibility};
 const LARGEST_CIRCLE: usize = 4;
 
 /// From the bottom up. A name stands for the module and for all modules below it that have no layer of their own.
-const LAYERS: [(&str, &[&str]); 9] = [
+const LAYERS: [(&str, &[&str]); 10] = [
     ("types without devices and sessions", &["base"]),
     ("devices", &["gpu"]),
     ("images", &["images"]),
@@ -33,6 +33,7 @@ const LAYERS: [(&str, &[&str]); 9] = [
         "what the threads share",
         &["threads", "objects/trace/traces"],
     ),
+    ("lasting state", &["lasting"]),
     (
         "calls",
         &["calls", "objects/runs/session", "objects/snapshot/session"],

@@ -6,10 +6,13 @@
 //! answered, and takes effect once the header's end includes it. When an area is full, the current records are copied
 //! to the other one. If the server is killed at any instant, the description is still correct.
 
+use crate::engine::base::kinds::{End, FORMAT, Kind};
 use mpsshim_model::bonds::Bonds;
 use mpsshim_proto::message::{GetFunction, Op};
 use mpsshim_proto::shm::{Mapping, sealed_memfd};
 use mpsshim_proto::wire;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::mem::offset_of;
@@ -44,7 +47,7 @@ struct Progress {
 
 #[repr(C)]
 struct Header {
-    /// [`wire::fingerprint`] of the server that writes the description.
+    /// [`fingerprint`] of the server that writes the description.
     fingerprint: AtomicU64,
     /// End of the records, relative to the area's start, combined with [`SECOND`].
     end: AtomicU64,
@@ -72,132 +75,16 @@ struct Header {
 
 const _: () = assert!(size_of::<Header>() <= HEADER);
 
-/// The kind of a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u16)]
-pub enum Kind {
-    /// The client's identity and terms: the first record.
-    Client = 1,
-    /// A message that creates an object, or an object's state. A later one with the same operation and key replaces it.
-    Makes = 2,
-    /// A message that changes an object. Only a later one with identical content replaces it.
-    Sets = 3,
-    /// The object with this key has been destroyed, and with it all settings of it.
-    Ends = 4,
-    /// Device memory; the key is its address.
-    Memory = 5,
-    /// Device memory has been freed.
-    MemoryEnds = 6,
-    /// Pinned memory; the key is its address.
-    Host = 7,
-    /// Pinned memory has been freed.
-    HostEnds = 8,
-    /// A reservation of addresses; the key is the first.
-    Reservation = 9,
-    /// A reservation has been freed.
-    ReservationEnds = 10,
-    /// Physical memory; the key is the handle under which it was created.
-    Physical = 11,
-    /// Physical memory has been freed: it has neither a handle nor a mapping.
-    PhysicalEnds = 12,
-    /// The handle of physical memory was released.
-    Released = 13,
-    /// A mapping; the key is its address.
-    Mapping = 14,
-    /// A mapping has been removed.
-    MappingEnds = 15,
-    /// Access to mappings; the key is the first address.
-    Access = 16,
-    /// A variable; the key is its address.
-    Variable = 17,
-    /// The client no longer knows the variable.
-    VariableEnds = 18,
-    /// Contents of an image's variables. The key is the image; the operation's field holds the server's ordinal of the
-    /// device.
-    Variables = 19,
-    /// A graph; the key is its handle.
-    Graph = 20,
-    /// An instance of a graph; the key is its handle.
-    GraphExec = 21,
-    /// State that an image leaves behind, so that the next server need not analyze it; the key is the image.
-    Leaves = 22,
-    /// Time of an event's last record, `CLOCK_MONOTONIC` in ns; empty if it was not recorded. The key is the event's
-    /// handle.
-    Time = 23,
-    /// A limit of a device's context; the key is the server's ordinal, with the limit in the upper half.
-    Limit = 24,
-}
-
-impl Kind {
-    const ALL: [Kind; 24] = [
-        Kind::Client,
-        Kind::Makes,
-        Kind::Sets,
-        Kind::Ends,
-        Kind::Memory,
-        Kind::MemoryEnds,
-        Kind::Host,
-        Kind::HostEnds,
-        Kind::Reservation,
-        Kind::ReservationEnds,
-        Kind::Physical,
-        Kind::PhysicalEnds,
-        Kind::Released,
-        Kind::Mapping,
-        Kind::MappingEnds,
-        Kind::Access,
-        Kind::Variable,
-        Kind::VariableEnds,
-        Kind::Variables,
-        Kind::Graph,
-        Kind::GraphExec,
-        Kind::Leaves,
-        Kind::Time,
-        Kind::Limit,
-    ];
-
-    /// Kinds of records that a record of this kind invalidates if they have its key.
-    fn ends(self) -> &'static [Kind] {
-        match self {
-            Kind::MemoryEnds => &[Kind::Memory],
-            Kind::HostEnds => &[Kind::Host],
-            Kind::ReservationEnds => &[Kind::Reservation],
-            Kind::PhysicalEnds => &[Kind::Physical, Kind::Released],
-            Kind::MappingEnds => &[Kind::Mapping, Kind::Access],
-            Kind::VariableEnds => &[Kind::Variable],
-            _ => &[],
-        }
-    }
-
-    /// Whether records of this kind become invalid when the object with their key is destroyed.
-    fn ends_with_object(self) -> bool {
-        matches!(
-            self,
-            Kind::Makes
-                | Kind::Sets
-                | Kind::Variables
-                | Kind::Graph
-                | Kind::GraphExec
-                | Kind::Leaves
-                | Kind::Time
-        )
-    }
-
-    fn of(number: u16) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| *kind as u16 == number)
-    }
-}
-
 /// One record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// Its kind.
     pub kind: Kind,
-    /// The operation, if it is a message.
+    /// The operation, if it is a message; otherwise a part of the key, which few kinds use.
     pub op: u16,
     /// Identifies the object; the meaning depends on the kind.
     pub key: u64,
-    /// A whole message, or data of the kind.
+    /// Version of the kind, then its state in postcard's encoding.
     pub bytes: Vec<u8>,
 }
 
@@ -205,9 +92,42 @@ pub struct Record {
 const RECORD: usize = 16;
 
 impl Record {
+    /// A record of a state; without content where it cannot be encoded, which the next server refuses to read.
+    pub fn of(kind: Kind, op: u16, key: u64, state: &impl Serialize) -> Record {
+        let bytes = postcard::to_extend(state, vec![kind.version()]);
+        Record {
+            kind,
+            op,
+            key,
+            bytes: bytes.unwrap_or_default(),
+        }
+    }
+
+    /// A record that invalidates others.
+    pub fn ending(kind: Kind, op: u16, key: u64) -> Record {
+        Record {
+            kind,
+            op,
+            key,
+            bytes: Vec::new(),
+        }
+    }
+
+    /// Its state; `None` if it is malformed or of another version.
+    pub fn state<T: DeserializeOwned>(&self) -> Option<T> {
+        let (version, state) = self.bytes.split_first()?;
+        let known = *version == self.kind.version();
+        known.then(|| postcard::from_bytes(state).ok()).flatten()
+    }
+
     fn len(&self) -> usize {
         RECORD + self.bytes.len().next_multiple_of(8)
     }
+}
+
+/// Tells formats of descriptions apart: that of the messages in them, and that of the other records.
+fn fingerprint() -> u64 {
+    wire::fingerprint() ^ FORMAT
 }
 
 /// The mapped file. Any thread reads it; only the thread that runs the session writes it.
@@ -226,9 +146,7 @@ impl Description {
         let file = sealed_memfd(c"mpsshim-session", LEN as u64)?;
         let this = Description::open(file)?;
         let header = this.header();
-        header
-            .fingerprint
-            .store(wire::fingerprint(), Ordering::Relaxed);
+        header.fingerprint.store(fingerprint(), Ordering::Relaxed);
         Ok(this)
     }
 
@@ -243,7 +161,7 @@ impl Description {
 
     /// Whether it was created by a server of the same release.
     pub fn is_of_this_release(&self) -> bool {
-        self.header().fingerprint.load(Ordering::Relaxed) == wire::fingerprint()
+        self.header().fingerprint.load(Ordering::Relaxed) == fingerprint()
     }
 
     /// The file, for the keeper.
@@ -506,13 +424,12 @@ fn current(records: Vec<Record>) -> Vec<Record> {
             }
             continue;
         }
-        let ends = record.kind.ends();
-        for kind in ends {
-            if let Some(at) = made.remove(&(*kind, 0, record.key)) {
-                kept[at] = None;
+        if record.kind == Kind::Gone {
+            for kind in Kind::of(record.op).into_iter().flat_map(Kind::gone_with) {
+                if let Some(at) = made.remove(&(kind, 0, record.key)) {
+                    kept[at] = None;
+                }
             }
-        }
-        if !ends.is_empty() {
             continue;
         }
         if record.kind == Kind::Sets {
@@ -535,7 +452,7 @@ fn current(records: Vec<Record>) -> Vec<Record> {
                 kept[earlier] = None;
             }
         }
-        if record.kind.ends_with_object() {
+        if record.kind.end() == End::WithObject {
             of_object.entry(record.key).or_default().push(kept.len());
         }
         kept.push(Some(record));
@@ -551,8 +468,8 @@ fn forget_functions(records: &mut Vec<Record>) {
     let images = records.iter().filter(of(Op::ImageLoad));
     let images: HashSet<u64> = images.map(|record| record.key).collect();
     let parent = |record: &Record| {
-        let parent = record.bytes.get(..8)?.try_into().ok()?;
-        Some(u64::from_le_bytes(parent))
+        let message: Vec<u8> = record.state()?;
+        message.first_chunk().copied().map(u64::from_le_bytes)
     };
     let functions = records.iter().filter(of(Op::GetFunction));
     let gone =
@@ -602,7 +519,7 @@ mod tests {
             record(Kind::Sets, 502, 2, b"of the event"),
             record(Kind::Memory, 0, 2, b"at an address like a handle"),
             record(Kind::Host, 0, 3, b"pinned"),
-            record(Kind::HostEnds, 0, 3, b""),
+            record(Kind::Gone, Kind::Host as u16, 3, b""),
             record(Kind::Ends, 0, 2, b""),
         ]);
         let expected = [
@@ -621,7 +538,7 @@ mod tests {
         assert_eq!(again.records(), expected);
         description.compact().expect("room");
         assert_eq!(again.records(), expected);
-        assert!(again.append(&record(Kind::MemoryEnds, 0, 2, b"")));
+        assert!(again.append(&record(Kind::Gone, Kind::Memory as u16, 2, b"")));
         assert_eq!(description.records(), expected[..5]);
         description.set_described(77);
         assert_eq!(again.described(), 77);
@@ -689,20 +606,30 @@ mod tests {
             Op::GetFunction as u16,
             Op::SetFunctionAttribute as u16,
         );
-        let of = |image: u64| image.to_le_bytes();
+        let of = |image: u64| image.to_le_bytes().to_vec();
         let description = described(&[
             record(Kind::Makes, load, 1, b"one"),
             record(Kind::Makes, load, 2, b"other"),
-            record(Kind::Makes, find, 3, &of(1)),
+            Record::of(Kind::Makes, find, 3, &of(1)),
             record(Kind::Sets, set, 3, b"an attribute"),
-            record(Kind::Makes, find, 4, &of(2)),
+            Record::of(Kind::Makes, find, 4, &of(2)),
             record(Kind::Ends, 0, 1, b""),
         ]);
         let expected = [
             record(Kind::Makes, load, 2, b"other"),
-            record(Kind::Makes, find, 4, &of(2)),
+            Record::of(Kind::Makes, find, 4, &of(2)),
         ];
         assert_eq!(description.records(), expected);
+    }
+
+    #[test]
+    fn a_state_of_another_version_is_not_read() {
+        let mut record = Record::of(Kind::Limit, 0, 1, &77u64);
+        assert_eq!(record.state::<u64>(), Some(77));
+        record.bytes[0] += 1;
+        assert_eq!(record.state::<u64>(), None);
+        record.bytes.clear();
+        assert_eq!(record.state::<u64>(), None);
     }
 
     #[test]

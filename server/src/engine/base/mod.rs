@@ -13,6 +13,7 @@ pub mod graph_turns;
 pub mod health;
 pub mod jit;
 pub mod keeping;
+pub mod kinds;
 pub mod memory_file;
 pub mod moment;
 pub mod ordinal;

@@ -2,9 +2,11 @@
 
 use super::Reply;
 use crate::engine::base::call::Incoming;
-use crate::engine::base::description::Kind;
+use crate::engine::base::description::Record;
+use crate::engine::base::kinds::Kind;
 use crate::engine::gpu::context_limits::ContextLimit;
 use crate::engine::gpu::devices::Device;
+use crate::engine::lasting::{Lasting, Lost, Making, failed};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
@@ -62,7 +64,7 @@ impl Session {
         if let Some(wanted) = ContextLimit::new(body.limit, body.value) {
             let value = self.raise(shared, device, wanted)?;
             let key = u64::from(body.device) | u64::from(body.limit) << 32;
-            self.describe_with(Kind::Limit, key, &body.value);
+            self.describe::<RaisedLimit>(key, &body.value);
             return Ok(super::value(value));
         }
         shared.gpu.driver.ctx_get_limit(&mut 0, body.limit)?;
@@ -77,18 +79,6 @@ impl Session {
             // The driver permits setting them in no context such as the server's.
             _ => Err(CUDA_ERROR_NOT_PERMITTED.into()),
         }
-    }
-
-    /// The same in another server, by the key and what its description has of it.
-    ///
-    /// # Errors
-    /// As of the call.
-    pub fn restore_limit(&mut self, shared: &Shared, key: u64, value: u64) -> Result<(), CUresult> {
-        let wanted = ContextLimit::new((key >> 32) as u32, value);
-        let device = shared.gpu.device(key as u32)?;
-        device.make_current(&shared.gpu.driver)?;
-        self.raise(shared, device, wanted.ok_or(CUDA_ERROR_INVALID_VALUE)?)?;
-        Ok(())
     }
 
     /// Has the context have at least this limit; returns the session's own.
@@ -121,5 +111,29 @@ impl Session {
             device.has_grown(present as u64);
         }
         Ok(present as u64)
+    }
+}
+
+/// A limit that the session has raised.
+pub struct RaisedLimit;
+
+impl Lasting for RaisedLimit {
+    const KIND: Kind = Kind::Limit;
+    type State = u64;
+
+    fn make(
+        record: &Record,
+        value: u64,
+        session: &mut Session,
+        making: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        let shared = making.shared;
+        let mut raise = || -> Result<u64, CUresult> {
+            let wanted = ContextLimit::new((record.key >> 32) as u32, value);
+            let device = shared.gpu.device(record.key as u32)?;
+            device.make_current(&shared.gpu.driver)?;
+            session.raise(shared, device, wanted.ok_or(CUDA_ERROR_INVALID_VALUE)?)
+        };
+        raise().map(drop).map_err(failed("a limit", record))
     }
 }

@@ -5,7 +5,7 @@
 
 mod exec;
 mod node;
-mod saved;
+pub mod saved;
 mod shown;
 
 use super::Reply;

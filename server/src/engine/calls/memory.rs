@@ -5,9 +5,9 @@ use crate::engine::base::account::Memory;
 use crate::engine::base::bounds;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
-use crate::engine::base::description::Kind as Described;
+use crate::engine::lasting::memory as lasting;
+use crate::engine::lasting::memory::Place;
 use crate::engine::session::Session;
-use crate::engine::session::portable::Place;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
@@ -62,7 +62,7 @@ impl Session {
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         grant.left_by(&self.account);
-        self.describe_end(Described::MemoryEnds, body.start);
+        self.describe_gone::<lasting::Memory>(body.start);
         self.objects.releasing.push(grant);
         let began = Instant::now();
         while !self.finish_releases(shared) && began.elapsed() < SETTLING {

@@ -2,16 +2,16 @@
 
 mod array;
 mod capture;
-mod context;
+pub mod context;
 mod copy;
 mod event;
 mod function;
-mod graph;
+pub mod graph;
 mod green;
 pub mod launch;
 mod link;
 mod memory;
-mod module;
+pub mod module;
 mod occupancy;
 mod pool;
 mod reference;
@@ -22,7 +22,10 @@ mod virtual_memory;
 
 use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
+use crate::engine::base::description::Record;
 use crate::engine::base::driver::is_sticky;
+use crate::engine::base::kinds::Kind;
+use crate::engine::lasting::{Lasting, Lost, Making, failed};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::CUresult;
@@ -256,5 +259,55 @@ impl CallError {
             CallError::Alone => Err(Undone::Alone),
             CallError::Violation(why) => Err(Undone::Violation(why)),
         }
+    }
+}
+
+/// Executes a described message again.
+fn replay_described(
+    record: &Record,
+    message: &[u8],
+    session: &mut Session,
+    making: &mut Making<'_>,
+) -> Result<(), Lost> {
+    let op = Op::from_u16(record.op).ok_or("its description cannot be read")?;
+    let message = Incoming::copied(op, 0, message);
+    let replayed = replay(making.shared, session, message);
+    replayed.map_err(|error| match error {
+        CallError::Status(status) => failed(&format!("{op:?}"), record)(status),
+        error => format!("{op:?}: {error}"),
+    })
+}
+
+/// A message that makes an object.
+pub struct Makes;
+
+/// A message that changes an object.
+pub struct Sets;
+
+impl Lasting for Makes {
+    const KIND: Kind = Kind::Makes;
+    type State = Vec<u8>;
+
+    fn make(
+        record: &Record,
+        message: Vec<u8>,
+        session: &mut Session,
+        making: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        replay_described(record, &message, session, making)
+    }
+}
+
+impl Lasting for Sets {
+    const KIND: Kind = Kind::Sets;
+    type State = Vec<u8>;
+
+    fn make(
+        record: &Record,
+        message: Vec<u8>,
+        session: &mut Session,
+        making: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        replay_described(record, &message, session, making)
     }
 }

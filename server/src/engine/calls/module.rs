@@ -4,14 +4,16 @@ use super::{Logged, Reply};
 use crate::engine::base::account::Memory;
 use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
-use crate::engine::base::description::Kind as Described;
+use crate::engine::base::description::Record;
 use crate::engine::base::jit::JitOptions;
+use crate::engine::base::kinds;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::footprint::footprint;
 use crate::engine::images::contents::{Content, Raw};
 use crate::engine::images::families::Family;
 use crate::engine::images::instances::{self, Image};
 use crate::engine::images::prepared::{ImageCharge, Prepared, Ready};
+use crate::engine::lasting::{Lasting, Lost, Making};
 use crate::engine::objects::functions::{Function, Global};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -19,10 +21,10 @@ use mpsshim_api::cuda::*;
 use mpsshim_control::closers::{self, Stranger};
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
-use mpsshim_proto::message::{ImageLoad, Named, Object, Range};
+use mpsshim_proto::message::{ImageLoad, Named, Object, Op, Range};
 use std::cell::Cell;
 use std::os::fd::AsFd;
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 impl Shared {
     /// Bytes free on a device.
@@ -321,7 +323,7 @@ impl Session {
             known.push(start);
             for known in known {
                 self.lasting.moved.remove(&known);
-                self.describe_end(Described::VariableEnds, known);
+                self.describe_gone::<Variable>(known);
             }
         }
         self.note_span();
@@ -468,5 +470,42 @@ impl Session {
             payload.extend_from_slice(name.to_bytes_with_nul());
         }
         Ok(payload)
+    }
+}
+
+/// The message that told the client the address of a variable.
+pub struct Variable;
+
+impl Lasting for Variable {
+    const KIND: kinds::Kind = kinds::Kind::Variable;
+    type State = Vec<u8>;
+
+    /// The client has not used the address. It may differ now.
+    fn make(
+        record: &Record,
+        message: Vec<u8>,
+        session: &mut Session,
+        making: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        let message = Incoming::copied(Op::GetGlobal, 0, &message);
+        let mut found = || -> Result<Range, CallError> {
+            let range = session.get_global(making.shared, message.decode()?)?;
+            let range = Range::read_from_bytes(&range);
+            Ok(range.map_err(|_| CUDA_ERROR_INVALID_VALUE)?)
+        };
+        let range = found().map_err(|error| format!("a variable at {:#x}: {error}", record.key))?;
+        if range.start != record.key {
+            let moved = &mut session.lasting.moved;
+            moved.insert(record.key, (range.len, range.start));
+            session.note_span();
+        }
+        Ok(())
+    }
+}
+
+impl Session {
+    /// The client was told the address of a variable, by this message.
+    pub fn describe_variable(&mut self, start: u64, message: Incoming<'_>) {
+        self.describe::<Variable>(start, &message.whole());
     }
 }

@@ -4,8 +4,8 @@ use super::Reply;
 use crate::engine::base::account::Memory;
 use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
-use crate::engine::base::description::Kind as Described;
 use crate::engine::base::ordinal::Ordinal;
+use crate::engine::lasting::virtual_memory::{Mapping, Released, Reservation};
 use crate::engine::objects::files::Looked;
 use crate::engine::objects::virtual_memory::{Physical, VirtualMemory};
 use crate::engine::session::Session;
@@ -80,7 +80,7 @@ impl Session {
         self.objects
             .virtual_memory
             .free(&shared.gpu, body.start, body.len)?;
-        self.describe_end(Described::ReservationEnds, body.start);
+        self.describe_gone::<Reservation>(body.start);
         Ok(())
     }
 
@@ -137,7 +137,7 @@ impl Session {
             .release(&shared.gpu, body.object)?;
         match gone {
             Some(key) => self.describe_physical_end(&shared.images, key),
-            None => self.describe_end(Described::Released, body.object),
+            None => self.describe::<Released>(body.object, &()),
         }
         Ok(())
     }
@@ -173,7 +173,7 @@ impl Session {
             .virtual_memory
             .unmap(&shared.gpu, body.start, body.len)?;
         for start in gone.mappings {
-            self.describe_end(Described::MappingEnds, start);
+            self.describe_gone::<Mapping>(start);
         }
         for key in gone.physical {
             self.describe_physical_end(&shared.images, key);

@@ -29,10 +29,6 @@ const BUSY: Duration = Duration::from_micros(200);
 /// A word within this many bytes of a variable is treated as an address in its image (of a literal, for example).
 const NEAR: u64 = 32 << 20;
 
-/// Bonds that a snapshot of the session at rest removes.
-pub const SAVED_AT_REST: Bonds =
-    Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::CHANGED_GRAPHS.0 | Bonds::TIMES.0);
-
 /// An image handle and a device, which together identify a set of variables.
 type Place = (u64, Ordinal);
 
@@ -54,7 +50,7 @@ pub struct Saved {
     /// Duration of the last snapshot.
     took: Duration,
     /// The content saved in the session's description.
-    contents: BTreeMap<Place, Vec<u8>>,
+    contents: BTreeMap<Place, Contents>,
 }
 
 impl Saved {
@@ -107,34 +103,15 @@ pub fn has_address(bytes: &[u8], ranges: &[(u64, u64)]) -> bool {
     words.any(|word| !keeps_its_address(word) && is_near(word))
 }
 
-/// Encodes names and contents for a record: for each variable both lengths, then name and content.
-fn encode<'a>(contents: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for (name, content) in contents {
-        bytes.extend((name.len() as u32).to_le_bytes());
-        bytes.extend((content.len() as u32).to_le_bytes());
-        bytes.extend(name);
-        bytes.extend(content);
-    }
-    bytes
-}
+/// Contents of variables that differ from their first content: name, NUL included, and bytes.
+pub type Contents = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Decodes the output of [`encode`].
-fn decode(mut bytes: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
-    let mut contents = Vec::new();
-    while !bytes.is_empty() {
-        let mut len = || {
-            let (len, rest) = bytes.split_first_chunk::<4>()?;
-            bytes = rest;
-            Some(u32::from_le_bytes(*len) as usize)
-        };
-        let (name, content) = (len()?, len()?);
-        let (name, rest) = bytes.split_at_checked(name)?;
-        let (content, rest) = rest.split_at_checked(content)?;
-        contents.push((name, content));
-        bytes = rest;
-    }
-    Some(contents)
+/// Bytes of contents in a description.
+pub fn bytes_of(contents: &Contents) -> usize {
+    let bytes = contents
+        .iter()
+        .map(|(name, content)| name.len() + content.len());
+    bytes.sum()
 }
 
 #[cfg(test)]
@@ -172,19 +149,5 @@ mod tests {
         let bytes = [&[0; 4][..], &VARIABLE.to_le_bytes(), &[0; 4]].concat();
         assert!(!has_address(&bytes, &RANGES));
         assert!(!has_address(&VARIABLE.to_le_bytes()[..7], &RANGES));
-    }
-
-    #[test]
-    fn contents_are_read_as_they_were_written() {
-        let contents: [(&[u8], &[u8]); 3] =
-            [(b"a\0", &[1, 2, 3, 4]), (b"b\0", &[]), (b"\0", &[7; 300])];
-        let bytes = encode(contents.into_iter());
-        assert_eq!(decode(&bytes).as_deref(), Some(&contents[..]));
-        assert_eq!(decode(&[]), Some(vec![]));
-        for len in 1..bytes.len() {
-            let whole = decode(&bytes[..len]).is_none_or(|some| some.len() < 3);
-            assert!(whole, "{len}");
-        }
-        assert_eq!(decode(&[255; 64]), None);
     }
 }

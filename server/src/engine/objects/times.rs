@@ -21,7 +21,7 @@ use std::time::Duration;
 const PATIENCE: Nanoseconds = 500_000;
 /// Longest wait while a session is restored. Without the record the session would be lost, so this is as patient as a
 /// program.
-const PATIENCE_AGAIN: Nanoseconds = 30_000_000_000;
+pub const PATIENCE_AGAIN: Nanoseconds = 30_000_000_000;
 /// A record that took no longer than this is accurate enough: a pause noticeable to the program is a thousand times as
 /// long.
 const CLOSE: Nanoseconds = 100_000;
@@ -31,7 +31,7 @@ const TRIES: u32 = 4;
 const EXACT: Nanoseconds = 10_000_000_000;
 
 /// A time of the machine's clock (`CLOCK_MONOTONIC`), or a difference of two, in nanoseconds.
-type Nanoseconds = i64;
+pub type Nanoseconds = i64;
 
 /// Saved state of the latest record of a timed event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,9 +41,9 @@ pub struct Time {
     /// Whether launched graphs may record it.
     by_graphs: bool,
     /// When the driver's record was made, if the time is saved.
-    record: Option<Nanoseconds>,
+    pub record: Option<Nanoseconds>,
     /// When a previous server recorded the event, if the driver's record replaces that one.
-    original: Option<Nanoseconds>,
+    pub original: Option<Nanoseconds>,
 }
 
 impl Time {
@@ -122,7 +122,7 @@ impl Gpu {
     ///
     /// # Errors
     /// `CUDA_ERROR_NOT_READY` if the device is busy for longer than `patience` nanoseconds, or the driver's status.
-    fn record_timed(
+    pub fn record_timed(
         &self,
         device: Ordinal,
         event: CUevent,

@@ -5,19 +5,18 @@
 //! message that the previous server had not executed. Clients notice only a pause. A session that had work in flight or
 //! is bound to the lost context ends as if its server had ended.
 
-use crate::engine::base::account::{Account, Memory};
+use crate::engine::base::account::Account;
 use crate::engine::base::bounds::STACK;
-use crate::engine::base::call::Incoming;
-use crate::engine::base::call_error::CallError;
-use crate::engine::base::description::{Description, Kind, Record};
+use crate::engine::base::description::{Description, Record};
+use crate::engine::base::kinds::Kind;
+use crate::engine::base::kinds::for_each_kind;
 use crate::engine::base::memory_file::MemoryFile;
 use crate::engine::base::side::{self, Side};
-use crate::engine::calls;
 use crate::engine::gpu::client_segment::Segment;
 use crate::engine::images::contents::Content;
-use crate::engine::objects::virtual_memory::VirtualMemory;
+use crate::engine::lasting::messages::Client;
+use crate::engine::lasting::{self, Left, Lost};
 use crate::engine::scheduling::dispatch;
-use crate::engine::session::portable::{Client, Place};
 use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::slow;
@@ -26,26 +25,18 @@ use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::seqpacket;
 use mpsshim_model::client::EngineEvent;
-use mpsshim_proto::message::{Named, Op, Range};
+use mpsshim_proto::message::Op;
 use mpsshim_proto::ring::Consumer;
 use mpsshim_proto::segment::{self, RingMemory, reached};
 use mpsshim_proto::shm::{Doorbell, Mapping};
-use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use zerocopy::FromBytes;
 
 /// Most servers that may end with the same message next in a session's ring: the message may be the cause.
 const MOST_ATTEMPTS: u32 = 3;
-
-/// Descriptors that the previous server left with the keeper.
-type Left = BTreeMap<Name, OwnedFd>;
-
-/// The reason why a session is not restored.
-type Lost = String;
 
 /// Time spent on restoring sessions, by kind of record.
 #[derive(Debug, Default)]
@@ -231,7 +222,7 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
     if parts.description.is_of_this_release() {
         for record in parts.description.records() {
             match record.kind {
-                Kind::Client => client = serde_json::from_slice::<Client>(&record.bytes).ok(),
+                Kind::Client => client = record.state::<Client>(),
                 _ => records.push(record),
             }
         }
@@ -333,17 +324,8 @@ fn realise(
     spent: &mut Spent,
 ) -> Result<(), Lost> {
     session.flow.moment = Some(crate::engine::base::moment::Moment::endless());
-    // Objects are restored after those that they refer to: images may be reloaded to restore their variables, graphs
-    // refer to functions, and instances to graphs.
-    let stage = |record: &&Record| match record.kind {
-        Kind::Leaves => 0,
-        Kind::Variables | Kind::Time => 2,
-        Kind::Graph => 3,
-        Kind::GraphExec => 4,
-        _ => 1,
-    };
     let mut records: Vec<&Record> = records.iter().collect();
-    records.sort_by_key(stage);
+    records.sort_by_key(|record| record.kind.stage());
     let outcome = records.into_iter().try_for_each(|record| {
         let began = Instant::now();
         let made = make(shared, session, record, left);
@@ -355,221 +337,36 @@ fn realise(
     outcome
 }
 
-fn make(
-    shared: &Shared,
-    session: &mut Session,
-    record: &Record,
-    left: &mut Left,
-) -> Result<(), Lost> {
-    let mut given_up = Vec::new();
-    let made = make_from(shared, session, record, left, &mut given_up);
-    if made.is_err() {
-        given_up
-            .into_iter()
-            .for_each(|name| shared.gpu.keeping.forget(name));
-    }
-    made
+/// The types of the kinds, by the names of their rows.
+mod kinds {
+    pub use crate::engine::calls::context::RaisedLimit as Limit;
+    pub use crate::engine::calls::graph::saved::{Graph, GraphExec};
+    pub use crate::engine::calls::module::Variable;
+    pub use crate::engine::calls::{Makes, Sets};
+    pub use crate::engine::lasting::memory::{Host, Memory};
+    pub use crate::engine::lasting::messages::{Client, Leaves};
+    pub use crate::engine::lasting::times::Time;
+    pub use crate::engine::lasting::virtual_memory::{
+        Access, Mapping, Physical, Released, Reservation,
+    };
+    pub use crate::engine::objects::snapshot::session::Variables;
 }
 
-/// Restores one object from its record. The names of descriptors taken from the keeper are added to `given_up`.
-fn make_from(
-    shared: &Shared,
-    session: &mut Session,
-    record: &Record,
-    left: &mut Left,
-    given_up: &mut Vec<Name>,
-) -> Result<(), Lost> {
-    // If the object cannot be restored, its descriptors are released with the session.
-    let mut kept = |kind| {
-        let name = Name::numbered(kind, record.key);
-        let found = left.remove(&name);
-        given_up.push(name);
-        found.ok_or_else(|| format!("its memory at {:#x} was not kept", record.key))
-    };
-    let failed = |what: &str, status: CUresult| format!("{what} at {:#x}: {status}", record.key);
-    match record.kind {
-        Kind::Memory => {
-            let (place, memory): (Place, _) = (read(record)?, kept(keeper::Kind::Memory)?);
-            let device = shared.gpu.device(place.device);
-            let device = device.map_err(|status| failed("its memory", status))?;
-            let range = (record.key, place.len);
-            let grant = device
-                .adopt(&shared.gpu.driver, &session.account, range, memory)
-                .map_err(|status| failed("its memory", status))?;
-            session.objects.grants.insert(record.key, Arc::new(grant));
-            Ok(())
-        }
-        Kind::Host => {
-            let (place, file) = (read(record)?, kept(keeper::Kind::Host)?);
-            let made = adopt_host(shared, session, record.key, place, file);
-            made.map_err(|status| failed("its pinned memory", status))
-        }
-        Kind::Reservation => {
-            let (len, taken) = read(record)?;
-            let range = (record.key, len);
-            let made = session
-                .objects
-                .virtual_memory
-                .adopt_reservation(&shared.gpu, range, taken);
-            made.map_err(|status| failed("addresses", status))
-        }
-        Kind::Physical => {
-            let what = read(record)?;
-            let name = session.name_of_physical(record.key);
-            let memory = left.remove(&name);
-            given_up.push(name);
-            let memory = memory.ok_or("memory that it had made was not kept")?;
-            let made = adopt_physical(shared, session, record.key, what, &memory);
-            made.map_err(|status| failed("memory", status))
-        }
-        Kind::Released => {
-            let released = session
-                .objects
-                .virtual_memory
-                .release(&shared.gpu, record.key);
-            released
-                .map(drop)
-                .map_err(|status| failed("a handle", status))
-        }
-        Kind::Mapping => {
-            let (len, offset, flags, handle) = read(record)?;
-            shared.gpu.use_any_device();
-            let range = (record.key, len);
-            let memory = &mut session.objects.virtual_memory;
-            let made = memory.map(&shared.gpu, range, handle, offset, flags);
-            made.map_err(|status| failed("a mapping", status))
-        }
-        Kind::Access => {
-            let (len, accesses): (u64, Vec<(u32, i32, u32)>) = read(record)?;
-            let access = |(kind, id, flags): (u32, i32, u32)| CUmemAccessDesc {
-                location: CUmemLocation { kind, id },
-                flags,
-            };
-            let accesses: Vec<CUmemAccessDesc> = accesses.into_iter().map(access).collect();
-            shared.gpu.use_any_device();
-            let memory = &mut session.objects.virtual_memory;
-            memory
-                .mappings_in(record.key, len)
-                .into_iter()
-                .try_for_each(|(start, len)| memory.set_access(&shared.gpu, start, len, &accesses))
-                .map_err(|status| failed("access", status))
-        }
-        Kind::Variable => {
-            let made = adopt_variable(shared, session, record);
-            made.map_err(|status| failed("a variable", status))
-        }
-        Kind::Variables => {
-            let restored = session.restore_variables(shared, record.clone());
-            restored.map_err(|status| failed("variables of an image", status))
-        }
-        Kind::Leaves => {
-            let (hash, leaves) = read(record)?;
-            shared.images.note_leaves(&hash, leaves);
-            // The record is written again with the image's first function.
-            Ok(())
-        }
-        Kind::Time => {
-            let restored = session.restore_time(&shared.gpu, record);
-            restored.map_err(|status| failed("an event", status))
-        }
-        Kind::Limit => {
-            let raised = session.restore_limit(shared, record.key, read(record)?);
-            raised.map_err(|status| failed("a limit", status))
-        }
-        Kind::Graph | Kind::GraphExec => {
-            let restored = match record.kind {
-                Kind::Graph => session.restore_graph(shared, record),
-                _ => session.restore_exec(shared, record),
-            };
-            restored.map_err(|error| format!("a graph at {:#x}: {error}", record.key))
-        }
-        Kind::Makes | Kind::Sets => {
-            let op = Op::from_u16(record.op).ok_or("its description cannot be read")?;
-            let message = Incoming::copied(op, 0, &record.bytes);
-            match calls::replay(shared, session, message) {
-                Ok(()) => Ok(()),
-                Err(CallError::Status(status)) => Err(failed(&format!("{op:?}"), status)),
-                Err(error) => Err(format!("{op:?}: {error}")),
+macro_rules! make_by_kind {
+    ($($(#[$doc:meta])* $name:ident = $number:literal: $version:literal, $stage:ident, $end:ident $(($of:ident))?;)*) => {
+        /// Makes the state of a record again.
+        fn make(
+            shared: &Shared,
+            session: &mut Session,
+            record: &Record,
+            left: &mut Left,
+        ) -> Result<(), Lost> {
+            match record.kind {
+                $(Kind::$name => lasting::make::<kinds::$name>(record, session, (shared, left)),)*
+                Kind::Ends | Kind::Gone => Ok(()),
             }
         }
-        Kind::Client
-        | Kind::Ends
-        | Kind::MemoryEnds
-        | Kind::HostEnds
-        | Kind::ReservationEnds
-        | Kind::PhysicalEnds
-        | Kind::MappingEnds
-        | Kind::VariableEnds => Ok(()),
-    }
+    };
 }
 
-/// Parses the content of a record.
-fn read<T: DeserializeOwned>(record: &Record) -> Result<T, Lost> {
-    let read = serde_json::from_slice(&record.bytes);
-    read.map_err(|_| "its description cannot be read".to_owned())
-}
-
-fn adopt_physical(
-    shared: &Shared,
-    session: &mut Session,
-    handle: u64,
-    (len, device, exportable): (u64, u32, bool),
-    memory: &OwnedFd,
-) -> Result<(), CUresult> {
-    let device = shared.gpu.device(device)?;
-    device.make_current(&shared.gpu.driver)?;
-    let of_device = Memory::Device(device.ordinal);
-    let charge = session.account.take(of_device, len)?;
-    let mut raw = CUmemGenericAllocationHandle::NULL;
-    let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-    let descriptor = memory.as_raw_fd() as usize;
-    shared
-        .gpu
-        .driver
-        .memory
-        .mem_import(&mut raw, descriptor, kind)?;
-    let physical = VirtualMemory::physical(handle, exportable, of_device, charge);
-    let added = session.objects.virtual_memory.add(handle, raw, physical);
-    added.inspect_err(|_| {
-        let _ = shared.gpu.driver.mem_release(raw);
-    })
-}
-
-/// Restores a variable whose address the client knows but has not used. Its address may differ now.
-fn adopt_variable(shared: &Shared, session: &mut Session, record: &Record) -> Result<(), CUresult> {
-    let message = Incoming::copied(Op::GetGlobal, 0, &record.bytes);
-    let invalid = |_: CallError| CUDA_ERROR_INVALID_VALUE;
-    let call = message.decode::<Named>().map_err(invalid)?;
-    let range = session.get_global(shared, call).map_err(invalid)?;
-    let range = Range::read_from_bytes(&range).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-    if range.start != record.key {
-        session
-            .lasting
-            .moved
-            .insert(record.key, (range.len, range.start));
-        session.note_span();
-    }
-    Ok(())
-}
-
-fn adopt_host(
-    shared: &Shared,
-    session: &mut Session,
-    start: u64,
-    place: Place,
-    file: OwnedFd,
-) -> Result<(), CUresult> {
-    let device = shared.gpu.device(place.device)?;
-    let paid = (
-        &session.account,
-        shared.gpu.place_to_register(&session.shared.held_files)?,
-    );
-    let (driver, range) = (&shared.gpu.driver, (start, place.len));
-    let mut block = shared.gpu.arena.adopt(driver, device, paid, range, file)?;
-    if place.managed {
-        let memory = Memory::Device(device.ordinal);
-        block.charge = Some(session.account.take(memory, place.len)?);
-    }
-    session.objects.host.insert(start, block);
-    Ok(())
-}
+for_each_kind!(make_by_kind);

@@ -7,11 +7,10 @@
 
 use crate::engine::base::moment::Moment;
 use crate::engine::base::side::{self, Side};
-use crate::engine::images::instances::{self, Image, Instance};
-use crate::engine::objects::events::Event;
+use crate::engine::images::instances::{self, Instance};
 use crate::engine::objects::pace::Length;
-use crate::engine::objects::streams::Stream;
 use crate::engine::session::Session;
+use crate::engine::session::bonds::Destination;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::{
     CU_EVENT_DISABLE_TIMING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY, CUevent, CUfunction,
@@ -20,10 +19,6 @@ use mpsshim_api::cuda::{
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// Most streams and events of a session that may move.
-const MOST_STREAMS: usize = 64;
-const MOST_EVENTS: usize = 1024;
 
 impl Shared {
     /// Returns a side to which a session that cannot load on `from` can move, preferably one that already has a
@@ -67,39 +62,8 @@ impl Shared {
 impl Session {
     /// Whether the session has no objects that bind it to its current context.
     pub fn may_move(&mut self, shared: &Shared) -> bool {
-        let own = |image: &Image| !image.may_move(&shared.images);
-        let loaded = self.objects.images.iter().any(own)
-            || self.objects.libraries.iter().any(own)
-            || !self.objects.globals.is_empty()
-            || self.objects.arrays.len() + self.objects.mipmaps.len() > 0
-            || !self.objects.bound_arrays.is_empty()
-            || !self.objects.textures.is_empty()
-            || self.objects.texture_references.len() + self.objects.surface_references.len() > 0
-            || !self.objects.graphs.is_untouched();
-        let parted = self.objects.greens.len() > 0
-            || !self.objects.places_of_contexts.is_empty()
-            || self.objects.places.iter().any(Option::is_some)
-            || !self.objects.peers.is_empty()
-            || self.objects.raised_limits.any();
-        let special = self.objects.streams.iter().any(Stream::is_special)
-            || self.objects.retired.iter().any(Stream::is_special);
-        // A single re-recorded event is still a valid start time; with two, the interval between them would be lost.
-        let timed = |event: &&Event| event.recorded && event.flags & CU_EVENT_DISABLE_TIMING == 0;
-        let timed = self.objects.events.iter().filter(timed).count();
-        let has_own = |event: &Event| event.shared.is_some() || event.time.is_of_another_server();
-        let bound = timed > 1 || self.objects.events.iter().any(has_own);
-        let waits = self.inbox.held.any() || self.prints() || self.flow.has_graph_turn;
-        // Their creation would delay the sessions that are working on the other side.
-        let many =
-            self.objects.streams.len() > MOST_STREAMS || self.objects.events.len() > MOST_EVENTS;
-        let stays = loaded
-            || parted
-            || special
-            || bound
-            || waits
-            || many
-            || !self.objects.helpers.is_empty();
-        !stays && !self.has_work_in_flight(&shared.gpu)
+        let bonds = self.bonds(&shared.images, Destination::Annex);
+        bonds.is_empty() && !self.has_work_in_flight(&shared.gpu)
     }
 
     /// Whether its images are still in their initial state and its kernels have left no addresses of them in memory, as

@@ -4,8 +4,8 @@
 //! Each dispatch thread brings its own sessions to rest. Work that a session still owes its client (marks, deferred
 //! messages, an image being loaded) is completed first; the next message stays in the ring.
 
-use crate::engine::objects::snapshot::SAVED_AT_REST;
 use crate::engine::scheduling::dispatch::Visit;
+use crate::engine::session::bonds::UNTIL_AT_REST;
 use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
@@ -25,9 +25,6 @@ const NAMED: usize = 8;
 /// The number of sessions at rest, or a text that says why some are not.
 pub type Rested = Result<usize, String>;
 
-/// Bonds that end when a session is at rest, its variables and graphs are saved and its printed output is delivered.
-const AT_REST: Bonds = Bonds(SAVED_AT_REST.0 | Bonds::PRINTS.0);
-
 /// A session that cannot be handed over, and the reason.
 struct Stays(Arc<SessionShared>, String);
 
@@ -39,7 +36,7 @@ impl Shared {
     /// The clients that cannot be handed over, with reasons.
     pub fn come_to_rest(&self, patience: Duration, force: bool) -> Rested {
         if !force {
-            refuse(self.bound(AT_REST))?;
+            refuse(self.bound(UNTIL_AT_REST))?;
         }
         let until = Instant::now() + patience;
         let number = self.fate.rests.fetch_add(1, Ordering::Relaxed) + 1;

@@ -1,5 +1,6 @@
 //! One client as the server sees it.
 
+pub mod bonds;
 pub mod flow;
 pub mod inbox;
 pub mod lasting;

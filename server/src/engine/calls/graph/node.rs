@@ -140,7 +140,7 @@ impl Session {
         let device = shared.gpu.device(body.device)?;
         let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         let into = (!change).then_some(body.object);
-        let mut described = self.describe(
+        let mut described = self.describe_node(
             shared,
             (device.ordinal, context),
             (body.kind, into),
@@ -330,7 +330,7 @@ impl Session {
 
     /// Puts what a node of this kind does into the driver's form, after checking it. `into` is the graph that it is added
     /// to; none where a node is changed.
-    pub fn describe(
+    pub fn describe_node(
         &mut self,
         shared: &Shared,
         (device, context): (Ordinal, CUcontext),

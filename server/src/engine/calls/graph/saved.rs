@@ -7,12 +7,14 @@
 
 use crate::engine::base::bounds;
 use crate::engine::base::call_error::CallError;
-use crate::engine::base::description::{Kind, Record};
+use crate::engine::base::description::Record;
 use crate::engine::base::graph_templates::{
-    Attributes, Node, SavedExec, SavedGraph, Source, Template, decode, encode,
+    Attributes, Node, SavedExec, SavedGraph, Source, Template,
 };
+use crate::engine::base::kinds::Kind;
 use crate::engine::calls::capture::all_nodes;
 use crate::engine::calls::graph::node::Described;
+use crate::engine::lasting::{Lasting, Lost, Making};
 use crate::engine::objects::graphs::{Exec, Origin, Owner, Read};
 use crate::engine::objects::pace::Length;
 use crate::engine::objects::snapshot::{has_address, keeps_its_address};
@@ -259,7 +261,7 @@ impl Session {
                 return Err("it has a kernel that the client knows no more");
             }
         }
-        let described = self.describe_node(shared, node);
+        let described = self.describe_template_node(shared, node);
         described.map(drop).map_err(|_| "it refers to what is gone")
     }
 
@@ -296,14 +298,18 @@ impl Session {
     fn realise_node(&mut self, shared: &Shared, node: &Node) -> Result<Described, CallError> {
         // None is unknown: it was looked at when it was written down.
         let _ = self.note_variables(&mut node.does.clone(), &[], false);
-        self.describe_node(shared, node)
+        self.describe_template_node(shared, node)
     }
 
-    fn describe_node(&mut self, shared: &Shared, node: &Node) -> Result<Described, CallError> {
+    fn describe_template_node(
+        &mut self,
+        shared: &Shared,
+        node: &Node,
+    ) -> Result<Described, CallError> {
         let device = shared.gpu.device(node.device)?;
         let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
         let on = (device.ordinal, context);
-        self.describe(shared, on, (node.kind, None), &node.does)
+        self.describe_node(shared, on, (node.kind, None), &node.does)
     }
 
     /// What an instance of a graph does: the same as the graph does now.
@@ -417,7 +423,7 @@ impl Session {
                 template: read.template.clone(),
                 handles: known.collect(),
             };
-            written += self.append_saved(Kind::Graph, handle, encode(&saved))?;
+            written += self.append_saved::<Graph>(handle, &saved)?;
             if let Ok(graph) = self.objects.graphs.graphs.get_mut(handle) {
                 graph.written = true;
             }
@@ -451,7 +457,7 @@ impl Session {
                 changed: origin.changed.clone(),
                 disabled: origin.disabled.clone(),
             };
-            written += self.append_saved(Kind::GraphExec, handle, encode(&saved))?;
+            written += self.append_saved::<GraphExec>(handle, &saved)?;
             if let Ok(exec) = self.objects.graphs.execs.get_mut(handle) {
                 exec.written = true;
             }
@@ -459,24 +465,13 @@ impl Session {
         Ok(written)
     }
 
-    fn append_saved(
-        &mut self,
-        kind: Kind,
-        key: u64,
-        bytes: Option<Vec<u8>>,
-    ) -> Result<usize, Unsaved> {
-        let bytes = bytes.ok_or("it cannot be encoded")?;
-        let len = bytes.len();
+    fn append_saved<K: Lasting>(&mut self, key: u64, state: &K::State) -> Result<usize, Unsaved> {
+        let record = Record::of(K::KIND, 0, key, state);
+        let len = record.bytes.len();
         let others = self.objects.graphs.bytes_but(key);
         if others + len > bounds::SAVED_GRAPHS {
             return Err("they are too large");
         }
-        let record = Record {
-            kind,
-            op: 0,
-            key,
-            bytes,
-        };
         if !self.shared.description.append(&record) {
             return Err("there is no room for them");
         }
@@ -488,8 +483,12 @@ impl Session {
     ///
     /// # Errors
     /// The driver's; `CUDA_ERROR_INVALID_VALUE` for a record that is not whole.
-    pub fn restore_graph(&mut self, shared: &Shared, record: &Record) -> Result<(), CallError> {
-        let saved: SavedGraph = decode(&record.bytes).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    fn restore_graph(
+        &mut self,
+        shared: &Shared,
+        record: &Record,
+        saved: SavedGraph,
+    ) -> Result<(), CallError> {
         let device = shared.gpu.device(saved.device)?.ordinal;
         let (raw, nodes) = self.build(shared, &saved.template, saved.device)?;
         let size = saved.size();
@@ -515,8 +514,12 @@ impl Session {
     ///
     /// # Errors
     /// As for graphs.
-    pub fn restore_exec(&mut self, shared: &Shared, record: &Record) -> Result<(), CallError> {
-        let saved: SavedExec = decode(&record.bytes).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    fn restore_exec(
+        &mut self,
+        shared: &Shared,
+        record: &Record,
+        saved: SavedExec,
+    ) -> Result<(), CallError> {
         let driver = &shared.gpu.driver.graph;
         let device = shared.gpu.device(saved.device)?.ordinal;
         // One that has ended is made for as long as it takes.
@@ -669,5 +672,41 @@ impl Session {
             nodes[at] = raw;
         }
         Ok(nodes)
+    }
+}
+
+/// A graph.
+pub struct Graph;
+
+impl Lasting for Graph {
+    const KIND: Kind = Kind::Graph;
+    type State = SavedGraph;
+
+    fn make(
+        record: &Record,
+        saved: SavedGraph,
+        session: &mut Session,
+        making: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        let restored = session.restore_graph(making.shared, record, saved);
+        restored.map_err(|error| format!("a graph at {:#x}: {error}", record.key))
+    }
+}
+
+/// An instance of a graph.
+pub struct GraphExec;
+
+impl Lasting for GraphExec {
+    const KIND: Kind = Kind::GraphExec;
+    type State = SavedExec;
+
+    fn make(
+        record: &Record,
+        saved: SavedExec,
+        session: &mut Session,
+        making: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        let restored = session.restore_exec(making.shared, record, saved);
+        restored.map_err(|error| format!("a graph at {:#x}: {error}", record.key))
     }
 }

@@ -1,16 +1,17 @@
 //! Saving a session's variables while it is at rest.
 
-use super::{BUSY, Place, REST, REST_PER_SNAPSHOT, SAVED_AT_REST, decode, encode, has_address};
+use super::{BUSY, Contents, Place, REST, REST_PER_SNAPSHOT, bytes_of, has_address};
 use crate::engine::base::bounds;
-use crate::engine::base::description::{Kind, Record};
+use crate::engine::base::description::Record;
+use crate::engine::base::kinds::Kind;
 use crate::engine::images::variables::AsLoaded;
+use crate::engine::lasting::{Lasting, Lost, Making, failed};
 use crate::engine::objects::functions::{Function, Global};
 use crate::engine::session::Session;
+use crate::engine::session::bonds::UNTIL_SAVED;
 use crate::engine::threads::shared::Shared;
 use crossbeam_channel::Receiver;
-use mpsshim_api::cuda::{
-    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, CUresult,
-};
+use mpsshim_api::cuda::{CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, CUresult};
 use mpsshim_control::panics;
 use mpsshim_model::bonds::Bonds;
 use std::collections::BTreeSet;
@@ -74,7 +75,7 @@ impl Session {
 
     /// Whether a snapshot would make it portable.
     pub fn wants_snapshot(&self) -> bool {
-        let others = self.shared.description.bonds().0 & !SAVED_AT_REST.0;
+        let others = self.shared.description.bonds().0 & !UNTIL_SAVED.0;
         self.is_stale()
             && self.lasting.kept
             && others == 0
@@ -195,7 +196,10 @@ impl Session {
             return Err("they hold addresses of variables");
         }
         for (place, variables, now) in &found {
-            let content = encode(variables.changed(now));
+            let content: Contents = variables
+                .changed(now)
+                .map(|(name, content)| (name.to_vec(), content.to_vec()))
+                .collect();
             match self.lasting.saved.contents.get(place) {
                 Some(described) if *described == content => continue,
                 None if content.is_empty() => continue,
@@ -207,14 +211,14 @@ impl Session {
                 .contents
                 .iter()
                 .filter(|(of, _)| *of != place);
-            let of_others: usize = of_others.map(|(_, content)| content.len()).sum();
-            let record = Record {
-                kind: Kind::Variables,
-                op: u32::from(place.1) as u16,
-                key: place.0,
-                bytes: content.clone(),
-            };
-            let fits = (of_others + content.len()) as u64 <= bounds::SAVED;
+            let of_others: usize = of_others.map(|(_, content)| bytes_of(content)).sum();
+            let record = Record::of(
+                Kind::Variables,
+                u32::from(place.1) as u16,
+                place.0,
+                &content,
+            );
+            let fits = (of_others + bytes_of(&content)) as u64 <= bounds::SAVED;
             if !fits || !self.shared.description.append(&record) {
                 return Err("there is no room for them");
             }
@@ -268,22 +272,32 @@ impl Session {
         places.chain(known).chain(moved).collect()
     }
 
-    /// Restores an image's variables to the content that they had in the previous server, from their record.
+    /// Restores an image's variables to the content that they had in the previous server.
     ///
     /// # Errors
     /// The driver's status, or another one if the image does not have such variables.
-    pub fn restore_variables(&mut self, shared: &Shared, record: Record) -> Result<(), CUresult> {
-        let device = shared.gpu.device(record.op.into())?.ordinal;
-        let contents = decode(&record.bytes).ok_or(CUDA_ERROR_INVALID_IMAGE)?;
-        if self.image(record.key)?.is_with_others() {
-            self.separate(shared, record.key)?;
+    pub fn restore_variables(
+        &mut self,
+        shared: &Shared,
+        (image, device): (u64, u32),
+        contents: Contents,
+    ) -> Result<(), CUresult> {
+        let device = shared.gpu.device(device)?.ordinal;
+        if self.image(image)?.is_with_others() {
+            self.separate(shared, image)?;
         }
-        let image = self.image(record.key)?;
-        image.note_loaded(&shared.images, device);
-        let variables: Arc<AsLoaded> = image.variables(device).ok_or(CUDA_ERROR_NOT_FOUND)?;
-        variables.put(&shared.gpu, device, &contents)?;
-        let place = (record.key, device);
-        self.lasting.saved.contents.insert(place, record.bytes);
+        let loaded = self.image(image)?;
+        loaded.note_loaded(&shared.images, device);
+        let variables: Arc<AsLoaded> = loaded.variables(device).ok_or(CUDA_ERROR_NOT_FOUND)?;
+        let named = contents
+            .iter()
+            .map(|(name, content)| (&name[..], &content[..]));
+        let named: Vec<(&[u8], &[u8])> = named.collect();
+        variables.put(&shared.gpu, device, &named)?;
+        self.lasting
+            .saved
+            .contents
+            .insert((image, device), contents);
         Ok(())
     }
 
@@ -333,5 +347,24 @@ pub fn run(shared: &Arc<Shared>, sessions: &Receiver<Box<Session>>) {
         session.save(shared);
         shared.lanes.snapshots.release();
         shared.lanes.send_home(session);
+    }
+}
+
+/// Contents of an image's variables on a device.
+pub struct Variables;
+
+impl Lasting for Variables {
+    const KIND: Kind = Kind::Variables;
+    type State = Contents;
+
+    fn make(
+        record: &Record,
+        contents: Contents,
+        session: &mut Session,
+        making: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        let place = (record.key, record.op.into());
+        let restored = session.restore_variables(making.shared, place, contents);
+        restored.map_err(failed("variables of an image", record))
     }
 }

@@ -1,7 +1,8 @@
 //! Saving and restoring the times of a session's events.
 
-use super::{EXACT, Nanoseconds, PATIENCE_AGAIN, now, times_of, times_since};
-use crate::engine::base::description::{Kind, Record};
+use super::{EXACT, Nanoseconds, now, times_of, times_since};
+use crate::engine::base::description::Record;
+use crate::engine::base::kinds::Kind;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::Gpu;
 use crate::engine::session::Session;
@@ -29,8 +30,8 @@ impl Session {
         if let Ok(event) = self.objects.events.get_mut(event) {
             event.recorded = true;
             event.time.by_graphs = true;
-            if let Some(gpu) = &event.shared {
-                gpu.note_by_graphs();
+            if let Some(shared) = &event.shared {
+                shared.note_by_graphs();
             }
         }
     }
@@ -101,12 +102,7 @@ impl Session {
                 None => times_of(gpu, device, &events)?,
             };
             for (handle, at) in times {
-                let record = Record {
-                    kind: Kind::Time,
-                    op: 0,
-                    key: handle,
-                    bytes: at.map_or(Vec::new(), |at| at.to_le_bytes().to_vec()),
-                };
+                let record = Record::of(Kind::Time, 0, handle, &at);
                 if !self.shared.description.append(&record) {
                     return Err(CUDA_ERROR_OUT_OF_MEMORY);
                 }
@@ -130,23 +126,5 @@ impl Session {
         let known = known.filter_map(|event| Some((event.raw, event.time.record?)));
         let last = known.max_by_key(|(_, at)| *at);
         last.filter(|(_, at)| now() - at < EXACT)
-    }
-
-    /// Restores an event that a previous server recorded, with the time in this record.
-    ///
-    /// # Errors
-    /// `CUDA_ERROR_INVALID_VALUE` for a malformed record, or the driver's status.
-    pub fn restore_time(&mut self, gpu: &Gpu, record: &Record) -> Result<(), CUresult> {
-        if record.bytes.is_empty() {
-            return Ok(());
-        }
-        let bytes = record.bytes.as_slice().try_into();
-        let at = bytes.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        let event = self.objects.events.get_mut(record.key)?;
-        let again = gpu.record_timed(event.device, event.raw, PATIENCE_AGAIN)?;
-        event.recorded = true;
-        event.time.record = Some(again);
-        event.time.original = Some(Nanoseconds::from_le_bytes(at));
-        Ok(())
     }
 }

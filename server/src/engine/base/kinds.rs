@@ -1,0 +1,195 @@
+//! The kinds of records in a session's description: one row each.
+
+/// Hands the rows of the table to a macro. A row is
+///
+/// ```text
+/// Name = number: version, stage, end;
+/// ```
+///
+/// with the version of the state's encoding, the stage in which the next server restores it, and the end of its validity. The
+/// next server has a type of the row's name that implements `Lasting` (`engine/lasting`); a row without one does not compile.
+macro_rules! for_each_kind {
+    ($callback:ident) => {
+        $callback! {
+            /// The client's identity and terms: the first record.
+            Client = 1: 1, First, Never;
+            /// A message that creates an object. A later one with the same operation and key replaces it.
+            Makes = 2: 1, Objects, WithObject;
+            /// A message that changes an object. Only a later one with identical content replaces it.
+            Sets = 3: 1, Objects, WithObject;
+            /// Device memory; the key is its address.
+            Memory = 5: 1, Objects, Alone;
+            /// Pinned memory; the key is its address.
+            Host = 7: 1, Objects, Alone;
+            /// A reservation of addresses; the key is the first.
+            Reservation = 9: 1, Objects, Alone;
+            /// Physical memory; the key is the handle under which it was created.
+            Physical = 11: 1, Objects, Alone;
+            /// The handle of physical memory was released.
+            Released = 13: 1, Objects, With(Physical);
+            /// A mapping; the key is its address.
+            Mapping = 14: 1, Objects, Alone;
+            /// Access to mappings; the key is the first address.
+            Access = 16: 1, Objects, With(Mapping);
+            /// A message that told the client the address of a variable; the key is the address.
+            Variable = 17: 1, Objects, Alone;
+            /// Contents of an image's variables. The key is the image, the part is the server's ordinal of the device.
+            Variables = 19: 1, Contents, WithObject;
+            /// A graph; the key is its handle.
+            Graph = 20: 1, Graphs, WithObject;
+            /// An instance of a graph; the key is its handle.
+            GraphExec = 21: 1, Instances, WithObject;
+            /// State that an image leaves behind, so that the next server need not analyze it; the key is the image.
+            Leaves = 22: 1, First, WithObject;
+            /// Time of an event's last record; the key is the event's handle.
+            Time = 23: 1, Contents, WithObject;
+            /// A limit of a device's context; the key is the server's ordinal, with the limit in the upper half.
+            Limit = 24: 1, Objects, Never;
+        }
+    };
+}
+
+pub(in crate::engine) use for_each_kind;
+
+/// When a record is restored: objects come after those that they refer to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stage {
+    /// Before all objects.
+    First,
+    /// Objects that refer to none of the later stages.
+    Objects,
+    /// Contents of objects; images may be loaded again for their variables.
+    Contents,
+    /// Graphs refer to functions.
+    Graphs,
+    /// Instances refer to graphs.
+    Instances,
+}
+
+/// What invalidates a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// Nothing but a later record of the same kind and key.
+    Never,
+    /// [`Kind::Ends`] of its key.
+    WithObject,
+    /// [`Kind::Gone`] of its kind and key.
+    Alone,
+    /// [`Kind::Gone`] of this kind and its key.
+    With(Kind),
+}
+
+macro_rules! end {
+    (With($kind:ident)) => {
+        End::With(Kind::$kind)
+    };
+    ($end:ident) => {
+        End::$end
+    };
+}
+
+macro_rules! define {
+    ($($(#[doc = $doc:literal])* $name:ident = $number:literal: $version:literal, $stage:ident, $end:ident $(($of:ident))?;)*) => {
+        /// The kind of a record.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(u16)]
+        pub enum Kind {
+            $($(#[doc = $doc])* $name = $number,)*
+            /// The object with this key has been destroyed, and with it all settings of it.
+            Ends = 4,
+            /// The state with this key has been destroyed; the part is the number of its kind.
+            Gone = 25,
+        }
+
+        impl Kind {
+            /// The kind of a number.
+            pub fn of(number: u16) -> Option<Kind> {
+                match number {
+                    $($number => Some(Kind::$name),)*
+                    4 => Some(Kind::Ends),
+                    25 => Some(Kind::Gone),
+                    _ => None,
+                }
+            }
+
+            /// Version of its state's encoding.
+            pub fn version(self) -> u8 {
+                match self {
+                    $(Kind::$name => $version,)*
+                    Kind::Ends | Kind::Gone => 0,
+                }
+            }
+
+            /// When it is restored.
+            pub fn stage(self) -> Stage {
+                match self {
+                    $(Kind::$name => Stage::$stage,)*
+                    Kind::Ends | Kind::Gone => Stage::First,
+                }
+            }
+
+            /// What invalidates it.
+            pub fn end(self) -> End {
+                match self {
+                    $(Kind::$name => end!($end $(($of))?),)*
+                    Kind::Ends | Kind::Gone => End::Never,
+                }
+            }
+
+            /// The kinds that [`Kind::Gone`] of this one invalidates.
+            pub fn gone_with(self) -> impl Iterator<Item = Kind> {
+                let all = [$(Kind::$name),*].into_iter();
+                all.filter(move |kind| match kind.end() {
+                    End::Alone => *kind == self,
+                    End::With(other) => other == self,
+                    End::Never | End::WithObject => false,
+                })
+            }
+        }
+    };
+}
+
+for_each_kind!(define);
+
+macro_rules! rows {
+    ($($(#[$doc:meta])* $name:ident = $number:literal: $version:literal, $stage:ident, $end:ident $(($of:ident))?;)*) => {
+        concat!($(stringify!($name), $number, ":", $version, ";"),*)
+    };
+}
+
+/// Tells tables of kinds apart: the number changes with a kind, its number or its version (FNV-1a of the rows).
+pub const FORMAT: u64 = {
+    let rows = for_each_kind!(rows).as_bytes();
+    let (mut hash, mut at) = (0xcbf2_9ce4_8422_2325u64, 0);
+    while at < rows.len() {
+        hash = (hash ^ rows[at] as u64).wrapping_mul(0x100_0000_01b3);
+        at += 1;
+    }
+    hash
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_names_its_kind() {
+        let known = (0..100).filter_map(Kind::of);
+        let known: Vec<Kind> = known.collect();
+        assert_eq!(known.len(), 19);
+        assert!(
+            known
+                .iter()
+                .all(|kind| Kind::of(*kind as u16) == Some(*kind))
+        );
+    }
+
+    #[test]
+    fn dependent_records_are_gone_with_theirs() {
+        let gone = |kind: Kind| kind.gone_with().collect::<Vec<_>>();
+        assert_eq!(gone(Kind::Physical), [Kind::Physical, Kind::Released]);
+        assert_eq!(gone(Kind::Mapping), [Kind::Mapping, Kind::Access]);
+        assert_eq!(gone(Kind::Memory), [Kind::Memory]);
+        assert_eq!(gone(Kind::Makes), []);
+    }
+}

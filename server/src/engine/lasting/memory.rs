@@ -1,0 +1,136 @@
+//! Device memory and pinned memory.
+
+use super::{Lasting, Lost, Making, failed};
+use crate::engine::base::account::Memory as Kept;
+use crate::engine::base::description::Record;
+use crate::engine::base::kinds::Kind;
+use crate::engine::gpu::devices::Grant;
+use crate::engine::images::ImageStore;
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
+use crate::keeper::{self, Name};
+use mpsshim_api::cuda::CUresult;
+use serde::{Deserialize, Serialize};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+/// The record of device or pinned memory, behind its address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    /// Bytes.
+    pub len: u64,
+    /// Server's ordinal of the device.
+    pub device: u32,
+    /// It counts as device memory: managed memory.
+    pub managed: bool,
+}
+
+/// Device memory.
+pub struct Memory;
+
+impl Lasting for Memory {
+    const KIND: Kind = Kind::Memory;
+    type State = Place;
+
+    fn make(
+        record: &Record,
+        place: Place,
+        session: &mut Session,
+        making: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        let memory = making.take_of(keeper::Kind::Memory, record)?;
+        let gpu = &making.shared.gpu;
+        let adopt = || -> Result<Grant, CUresult> {
+            let range = (record.key, place.len);
+            let device = gpu.device(place.device)?;
+            device.adopt(&gpu.driver, &session.account, range, memory)
+        };
+        let grant = adopt().map_err(failed("its memory", record))?;
+        let grants = &mut session.objects.grants;
+        grants.insert(record.key, Arc::new(grant));
+        Ok(())
+    }
+}
+
+/// Pinned memory.
+pub struct Host;
+
+impl Lasting for Host {
+    const KIND: Kind = Kind::Host;
+    type State = Place;
+
+    fn make(
+        record: &Record,
+        place: Place,
+        session: &mut Session,
+        making: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        let file = making.take_of(keeper::Kind::Host, record)?;
+        let adopted = adopt_host(making.shared, session, record.key, place, file);
+        adopted.map_err(failed("its pinned memory", record))
+    }
+}
+
+impl Session {
+    /// Memory was given to it.
+    pub fn describe_memory(&mut self, images: &ImageStore, grant: &Grant) {
+        if !self.lasting.kept {
+            return;
+        }
+        if !images.gpu.keep_grant(grant) {
+            self.lasting.unkept_memory = true;
+            return self.note_bonds(images);
+        }
+        let place = Place {
+            len: grant.len,
+            device: grant.device.into(),
+            managed: false,
+        };
+        self.describe::<Memory>(grant.start, &place);
+    }
+
+    /// Pinned memory was given to it.
+    pub fn describe_host(&mut self, images: &ImageStore, start: u64, place: Place) {
+        if !self.lasting.kept {
+            return;
+        }
+        let name = Name::numbered(keeper::Kind::Host, start);
+        let block = self.objects.host.get(&start);
+        if !block.is_some_and(|block| images.gpu.keeping.keep(name, block.file.as_fd())) {
+            self.lasting.unkept_memory = true;
+            return self.note_bonds(images);
+        }
+        self.describe::<Host>(start, &place);
+    }
+
+    /// Pinned memory was taken from it.
+    pub fn describe_host_end(&mut self, images: &ImageStore, start: u64) {
+        self.describe_gone::<Host>(start);
+        images
+            .gpu
+            .keeping
+            .forget(Name::numbered(keeper::Kind::Host, start));
+    }
+}
+
+fn adopt_host(
+    shared: &Shared,
+    session: &mut Session,
+    start: u64,
+    place: Place,
+    file: OwnedFd,
+) -> Result<(), CUresult> {
+    let device = shared.gpu.device(place.device)?;
+    let paid = (
+        &session.account,
+        shared.gpu.place_to_register(&session.shared.held_files)?,
+    );
+    let (driver, range) = (&shared.gpu.driver, (start, place.len));
+    let mut block = shared.gpu.arena.adopt(driver, device, paid, range, file)?;
+    if place.managed {
+        let memory = Kept::Device(device.ordinal);
+        block.charge = Some(session.account.take(memory, place.len)?);
+    }
+    session.objects.host.insert(start, block);
+    Ok(())
+}

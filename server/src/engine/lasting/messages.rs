@@ -1,0 +1,127 @@
+//! Objects that a message makes, changes or ends, by the column *change* of the operations' table.
+
+use super::{Lasting, Lost, Making};
+use crate::engine::base::bounds;
+use crate::engine::base::call::Incoming;
+use crate::engine::base::description::Record;
+use crate::engine::base::kinds::Kind;
+use crate::engine::gpu::cubin;
+use crate::engine::images::ImageStore;
+use crate::engine::session::Session;
+use mpsshim_model::client::ClientInfo;
+use mpsshim_model::limits::Terms;
+use mpsshim_proto::message::{GetFunction, Op};
+use mpsshim_proto::ops::Change;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Bytes of an image from which on an analysis takes longer than describing its result.
+const LONG: usize = 32 << 10;
+
+/// The first record of a description.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Client {
+    /// Who it is.
+    pub info: ClientInfo,
+    /// The terms that it came with.
+    pub terms: Terms,
+    /// Its share of dispatch in relation to others.
+    pub weight: u32,
+    /// Bytes of device memory that the daemon lets it have, by ordinal.
+    pub memory: BTreeMap<usize, u64>,
+}
+
+/// What an image leaves behind.
+pub struct Leaves;
+
+impl Lasting for Leaves {
+    const KIND: Kind = Kind::Leaves;
+    /// The image's SHA-256, and what was found.
+    type State = ([u8; 32], cubin::Leaves);
+
+    fn make(
+        _: &Record,
+        (hash, leaves): Self::State,
+        _: &mut Session,
+        making: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        making.shared.images.note_leaves(&hash, leaves);
+        // The record is written again with the image's first function.
+        Ok(())
+    }
+}
+
+impl Lasting for Client {
+    const KIND: Kind = Kind::Client;
+    type State = Client;
+
+    /// The session exists already: it was made from this record.
+    fn make(_: &Record, _: Client, _: &mut Session, _: &mut Making<'_>) -> Result<(), Lost> {
+        Ok(())
+    }
+}
+
+impl Session {
+    /// Has the keeper hold what the session has, and writes down whose session it is.
+    pub fn begin_description(&mut self, images: &ImageStore) {
+        let client = Client {
+            info: self.shared.info.clone(),
+            terms: self.shared.terms,
+            weight: self.shared.standing.weight(),
+            memory: self.account.limits_of_devices(),
+        };
+        self.lasting.kept = self.shared.keep(&images.gpu.keeping);
+        self.write_down(Record::of(Kind::Client, 0, 0, &client));
+        self.note_bonds(images);
+    }
+
+    /// A message was executed that changes what the session is.
+    pub fn note_change(&mut self, images: &ImageStore, message: Incoming<'_>) {
+        let op = message.op;
+        if !self.lasting.kept {
+            return;
+        }
+        if !self.inbox.held.is_replaying() {
+            self.note_executed(message);
+        }
+        let (kind, at) = match op.change() {
+            Change::Makes(at) => (Kind::Makes, at),
+            Change::Sets(at) => (Kind::Sets, at),
+            Change::Ends(at) => (Kind::Ends, at),
+            Change::Own => return,
+            Change::Nothing | Change::Binds => return self.note_bonds(images),
+        };
+        let key = message.word(at);
+        if key == 0 && op == Op::GetFunction {
+            return;
+        }
+        if kind == Kind::Ends {
+            self.write_down(Record::ending(kind, op as u16, key));
+        } else if message.len() as usize > bounds::DESCRIBED {
+            self.lasting.undescribed = true;
+        } else {
+            self.write_down(Record::of(kind, op as u16, key, &message.whole()));
+        }
+        if op == Op::GetFunction
+            && let Ok(body) = message.body::<GetFunction>()
+        {
+            self.appraise_image(images, body.parent);
+        }
+        self.note_bonds(images);
+    }
+
+    /// Looks whether an image of which a function is used binds the session.
+    fn appraise_image(&mut self, images: &ImageStore, handle: u64) {
+        let Ok(image) = self.image(handle) else {
+            return;
+        };
+        let content = image.content();
+        let (leaves, is_kept) = (images.leaves(content), content.is_kept());
+        let (hash, is_long) = (*content.hash(), content.len() > LONG);
+        self.lasting.binding_images |= leaves.addresses;
+        self.lasting.unkept_memory |= !is_kept;
+        if is_long && self.lasting.appraised.insert(handle) {
+            self.describe::<Leaves>(handle, &(hash, leaves));
+        }
+    }
+}

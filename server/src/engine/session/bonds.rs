@@ -1,0 +1,216 @@
+//! What binds a session to its present context: to each place where it could go on, and until when.
+
+use crate::engine::images::ImageStore;
+use crate::engine::session::Session;
+use crate::engine::session::flow::Flow;
+use crate::engine::session::inbox::Inbox;
+use crate::engine::session::lasting::Lasting;
+use crate::engine::session::objects::Objects;
+use mpsshim_api::cuda::CU_EVENT_DISABLE_TIMING;
+use mpsshim_model::bonds::Bonds;
+
+/// Where a session goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    /// In another process, which makes everything from the session's description.
+    NextServer,
+    /// In another context of this process ([`crate::engine::base::side`]), where memory has the same addresses, and streams,
+    /// events and images are made again from the live ones.
+    Annex,
+}
+
+/// Bonds to the next server that last until the session has been saved at rest.
+pub const UNTIL_SAVED: Bonds =
+    Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::CHANGED_GRAPHS.0 | Bonds::TIMES.0);
+
+/// Bonds to the next server that end when the session is brought to rest: the above, and text that is told by then.
+pub const UNTIL_AT_REST: Bonds = Bonds(UNTIL_SAVED.0 | Bonds::PRINTS.0);
+
+/// Most streams and events that are made again in an annex, which delays the sessions that work there.
+const MOST_STREAMS: usize = 64;
+const MOST_EVENTS: usize = 1024;
+
+fn when(bond: Bonds, condition: bool) -> Bonds {
+    Bonds::default().with(bond, condition)
+}
+
+impl Session {
+    /// What binds the session to its context.
+    pub fn bonds(&self, images: &ImageStore, to: Destination) -> Bonds {
+        let parts = [
+            self.objects.bonds(images, to),
+            self.lasting.bonds(images, to),
+            self.flow.bonds(to),
+            self.inbox.bonds(to),
+        ];
+        parts
+            .into_iter()
+            .fold(Bonds::default(), |all, some| all.with(some, true))
+    }
+}
+
+impl Objects {
+    /// What of its objects binds the session. All fields are named, so that a new kind of object says where it can be made
+    /// again.
+    fn bonds(&self, store: &ImageStore, to: Destination) -> Bonds {
+        use Destination::{Annex, NextServer};
+        let Objects {
+            streams,
+            retired,
+            events,
+            images,
+            libraries,
+            functions: _,
+            globals,
+            links,
+            places,
+            places_of_contexts,
+            greens,
+            resources,
+            grants: _,
+            releasing: _,
+            leaving: _,
+            sharing,
+            peers,
+            helpers,
+            files,
+            host: _,
+            host_spare: _,
+            virtual_memory: _,
+            pools,
+            arrays,
+            mipmaps,
+            bound_arrays,
+            textures,
+            texture_references,
+            surface_references,
+            graphs,
+            raised_limits,
+        } = self;
+        let arrays = arrays.len() + mipmaps.len() + bound_arrays.len() > 0;
+        let textures =
+            texture_references.len() + surface_references.len() > 0 || !textures.is_empty();
+        let parted = greens.len() > 0 || !places_of_contexts.is_empty();
+        let both = when(Bonds::ARRAYS, arrays)
+            .with(Bonds::TEXTURES, textures)
+            .with(Bonds::PARTITIONS, parted)
+            .with(Bonds::PEERS, !peers.is_empty());
+        match to {
+            NextServer => both
+                .with(graphs.bonds(), true)
+                .with(Bonds::POOLS, !pools.is_untouched())
+                .with(Bonds::SHARED, !sharing.is_untouched())
+                .with(Bonds::PARTITIONS, !resources.is_empty())
+                .with(Bonds::REGISTERED, !files.is_empty())
+                .with(Bonds::LINKERS, links.len() > 0),
+            Annex => {
+                let mut loaded = images.iter().chain(libraries.iter());
+                let mut works = streams.iter().chain(retired);
+                let in_parts = places.iter().any(Option::is_some);
+                let has_limits = raised_limits.any();
+                // A single event that is recorded again is still a valid start time; with two, the interval between them
+                // would be lost.
+                let is_timed = |flags: u32| flags & CU_EVENT_DISABLE_TIMING == 0;
+                let timed = events
+                    .iter()
+                    .filter(|one| one.recorded && is_timed(one.flags));
+                let lost = timed.count() > 1
+                    || events.iter().any(|event| event.time.is_of_another_server());
+                both.with(Bonds::IMAGES, loaded.any(|image| !image.may_move(store)))
+                    .with(Bonds::VARIABLES, !globals.is_empty())
+                    .with(Bonds::GRAPHS, !graphs.is_untouched())
+                    .with(Bonds::PARTITIONS, in_parts || has_limits)
+                    .with(Bonds::PARTITIONS, works.any(|stream| stream.is_special()))
+                    .with(Bonds::PEERS, !helpers.is_empty())
+                    .with(Bonds::TIMES, lost)
+                    .with(
+                        Bonds::SHARED,
+                        events.iter().any(|event| event.shared.is_some()),
+                    )
+                    .with(Bonds::MANY, streams.len() > MOST_STREAMS)
+                    .with(Bonds::MANY, events.len() > MOST_EVENTS)
+            }
+        }
+    }
+}
+
+impl Lasting {
+    /// What is missing in the description. An annex needs none.
+    fn bonds(&self, images: &ImageStore, to: Destination) -> Bonds {
+        if to == Destination::Annex {
+            return Bonds::default();
+        }
+        let keeper = images.gpu.keeping.keeper();
+        let keeps = keeper.is_some_and(|keeper| keeper.is_there());
+        when(Bonds::UNKEPT, !keeps || !self.kept || self.unkept_memory)
+            .with(self.saved.bonds(), true)
+            .with(self.times.bonds(), true)
+            .with(Bonds::IMAGES, self.binding_images)
+            .with(Bonds::SHARED, self.shares)
+            .with(Bonds::MANY, self.undescribed || self.far_streams)
+    }
+}
+
+impl Flow {
+    /// Turns that the session has.
+    fn bonds(&self, to: Destination) -> Bonds {
+        let has_turn = to == Destination::Annex && self.has_graph_turn;
+        when(Bonds::PRINTS, self.printed.holds).with(Bonds::GRAPHS, has_turn)
+    }
+}
+
+impl Inbox {
+    /// Deferred messages are executed before a session comes to rest; an annex takes none over.
+    fn bonds(&self, to: Destination) -> Bonds {
+        when(Bonds::MANY, to == Destination::Annex && self.held.any())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::base::moment::Moment;
+    use crate::engine::testing::Fixture;
+
+    fn bonds(test: &Fixture, to: Destination) -> Bonds {
+        test.session.bonds(&test.shared.images, to)
+    }
+
+    #[test]
+    fn a_new_session_is_bound_by_the_missing_keeper_alone() {
+        let test = Fixture::new(&[]);
+        assert_eq!(bonds(&test, Destination::NextServer), Bonds::UNKEPT);
+        assert_eq!(bonds(&test, Destination::Annex), Bonds::default());
+    }
+
+    #[test]
+    fn shared_memory_binds_to_the_process_and_a_turn_to_the_context() {
+        let mut test = Fixture::new(&[]);
+        test.session.lasting.shares = true;
+        test.session.flow.has_graph_turn = true;
+        let next = Bonds::UNKEPT.with(Bonds::SHARED, true);
+        assert_eq!(bonds(&test, Destination::NextServer), next);
+        assert_eq!(bonds(&test, Destination::Annex), Bonds::GRAPHS);
+    }
+
+    #[test]
+    fn printing_binds_everywhere_until_the_text_is_told() {
+        let mut test = Fixture::new(&[]);
+        test.session.flow.printed.holds = true;
+        assert_eq!(bonds(&test, Destination::Annex), Bonds::PRINTS);
+        let next = bonds(&test, Destination::NextServer);
+        assert_eq!(next, Bonds::UNKEPT.with(Bonds::PRINTS, true));
+        assert_eq!(next.0 & !UNTIL_AT_REST.0, Bonds::UNKEPT.0);
+        assert_ne!(next.0 & !UNTIL_SAVED.0, Bonds::UNKEPT.0);
+    }
+
+    #[test]
+    fn a_session_with_nothing_in_flight_may_move() {
+        let mut test = Fixture::new(&[]);
+        test.session.flow.moment = Some(Moment::endless());
+        let shared = test.shared.clone();
+        assert!(test.session.may_move(&shared));
+        test.session.flow.has_graph_turn = true;
+        assert!(!test.session.may_move(&shared));
+    }
+}
