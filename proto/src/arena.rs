@@ -24,6 +24,8 @@ pub const DEVICE_ARENA_LEN: u64 = DEVICE_ARENA_STRIDE * crate::handshake::MAX_DE
 pub const VIRTUAL_ARENA: u64 = 0x4000_0000_0000;
 /// Bytes of the virtual arena.
 pub const VIRTUAL_ARENA_LEN: u64 = 16 << 40;
+/// Reservations, physical memory and mappings are multiples of this many bytes, regardless of the driver's granularity.
+pub const VIRTUAL_UNIT: u64 = 2 << 20;
 
 /// Whether an address is device memory of a session (on whatever device).
 pub const fn is_device(address: u64) -> bool {

@@ -10,6 +10,13 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// Environment variable: active-thread percentage, 0 to 100; a client's own, and the daemon's default.
+pub const ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
+/// Environment variable: limits of device memory, as `0=1G,1=512MB`; a client's own, and the daemon's default.
+pub const PINNED_DEVICE_MEM_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+/// Environment variable: client priority, 0 normal, 1 below normal; a client's own, and the daemon's default.
+pub const CLIENT_PRIORITY: &str = "CUDA_MPS_CLIENT_PRIORITY";
+
 /// First bytes of a [`ClientHello`].
 pub const MAGIC_CLIENT: [u8; 4] = *b"MPSC";
 /// First bytes of a command packet of a user interface.

@@ -49,25 +49,25 @@ macro_rules! for_each_op {
             /// Writes a completion marker when the event's last record is complete.
             MarkEvent = 13: Async mark_event(MarkEvent); Dispatch, [Stream stream, Read event], Never, Nothing, Nothing;
             /// Returns a granted mapping.
-            MemRelease = 14: Async mem_release(Range); SlowSubmits, Earlier, Never, Call, Own;
+            MemRelease = 14: Async mem_release(Range); SlowSubmits, Earlier, Never, Nothing, Own;
             /// Unloads a module or a library.
-            ImageUnload = 15: Async image_unload(Object); SlowSubmits, Everything, Never, Call, [Ends object];
+            ImageUnload = 15: Async image_unload(Object); SlowSubmits, Everything, Never, Nothing, [Ends object];
             /// Returns pinned host memory.
             HostFree = 16: Async host_free(Range); Dispatch, Earlier, Never, Nothing, Own;
             /// Creates the device's context, if there is none.
-            Attach = 64: Request attach(Attach) -> (); SlowSubmits, Free, Never, Call, [Makes device];
+            Attach = 64: Request attach(Attach) -> (); SlowSubmits, Free, Never, Nothing, [Makes device];
             /// Maps device memory for the client's allocator.
-            MemGrant = 65: Request mem_grant(MemGrant) -> Range; SlowSubmits, Free, Never, Call, Own;
+            MemGrant = 65: Request mem_grant(MemGrant) -> Range; SlowSubmits, Free, Never, Nothing, Own;
             /// Allocates pinned or managed memory. Answered with a descriptor of it.
-            HostAlloc = 66: Request host_alloc(HostAlloc, rest) -> Range; Slow, Free, Never, Call, Own;
+            HostAlloc = 66: Request host_alloc(HostAlloc, rest) -> Range; Slow, Free, Never, Nothing, Own;
             /// Free and total memory of a device.
             MemInfo = 67: Request mem_info(Attach) -> MemInfo; Dispatch, Free, Never, Nothing, Nothing;
             /// Loads a module or a library from a descriptor, or by its hash. Trailing: options and lists. Answered with the logs.
-            ImageLoad = 68: Request image_load(ImageLoad, rest) -> ImageLoaded; Slow, Free, NewModule, Call, [Makes image];
+            ImageLoad = 68: Request image_load(ImageLoad, rest) -> ImageLoaded; Slow, Free, NewModule, Nothing, [Makes image];
             /// Finds a function and describes it. Trailing: its name. Answered with [`Param`]s.
-            GetFunction = 69: Request get_function(GetFunction, rest) -> FunctionInfo; Slow, Free, NewFunction, Call, [Makes function];
+            GetFunction = 69: Request get_function(GetFunction, rest) -> FunctionInfo; Slow, Free, NewFunction, Nothing, [Makes function];
             /// Address and size of a variable. Trailing: its name.
-            GetGlobal = 70: Request get_global(Named, rest) -> Range; Slow, Free, [Variable parent], Call, Own;
+            GetGlobal = 70: Request get_global(Named, rest) -> Range; Slow, Free, [Variable parent], Nothing, Own;
             /// An attribute of a function.
             GetFunctionAttribute = 71: Request get_function_attribute(FunctionAttribute) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Sets an attribute of a function.
@@ -79,17 +79,17 @@ macro_rules! for_each_op {
             /// A limit of the context.
             GetLimit = 75: Request get_limit(Limit) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Sets a limit of the context.
-            SetLimit = 76: Request set_limit(Limit) -> Value; SlowSubmits, Free, HigherLimit, Call, Own;
+            SetLimit = 76: Request set_limit(Limit) -> Value; SlowSubmits, Free, HigherLimit, Nothing, Own;
             /// `cuEventQuery`: the answer is its status.
             EventQuery = 77: Request event_query(Object) -> (); Dispatch, [Read object], Never, Nothing, Nothing;
             /// Milliseconds between two events: the bits of an `f32`.
             EventElapsed = 78: Request event_elapsed(EventPair) -> Value; Dispatch, [Read start, Read end], Never, Nothing, Nothing;
             /// Counts the kernels of a library or the functions of a module. Answered with their names, each ended by NUL.
-            EnumerateFunctions = 79: Request enumerate_functions(Named) -> Value; Slow, Free, NewImage, Call, Nothing;
+            EnumerateFunctions = 79: Request enumerate_functions(Named) -> Value; Slow, Free, NewImage, Nothing, Nothing;
             /// An attribute of a pointer that the client does not know, such as one into a variable.
             PointerAttribute = 80: Request pointer_attribute(PointerQuery) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Text that the session's kernels have printed. Answered with the number of bytes still unread, then text.
-            Printed = 81: Request printed(()) -> Value; SlowSubmits, Free, Never, Call, Nothing;
+            Printed = 81: Request printed(()) -> Value; SlowSubmits, Free, Never, Nothing, Nothing;
 
             // Graphs and capture: [`graph`].
             /// Launches a graph's instance.
@@ -101,7 +101,7 @@ macro_rules! for_each_op {
             /// Begins a capture. Trailing: nodes, edges.
             CaptureBegin = 102: Request capture_begin(graph::CaptureBegin, rest) -> (); Dispatch, [Stream stream], Never, Nothing, Binds;
             /// Ends a stream's capture; the answer is the graph.
-            CaptureEnd = 103: Request capture_end(Object) -> Value; SlowSubmits, [Stream object], Never, Call, Binds;
+            CaptureEnd = 103: Request capture_end(Object) -> Value; SlowSubmits, [Stream object], Never, Nothing, Binds;
             /// State of a stream's capture. Answered with nodes and edges.
             CaptureState = 104: Request capture_state(Object) -> graph::CaptureState; Dispatch, [Stream object], Never, Nothing, Nothing;
             /// Changes the dependencies of the next captured node. Trailing: nodes, edges.
@@ -113,81 +113,81 @@ macro_rules! for_each_op {
             /// Creates a graph.
             GraphCreate = 108: Request graph_create(graph::GraphCreate) -> Value; Dispatch, Free, Never, Nothing, Binds;
             /// Destroys a graph.
-            GraphDestroy = 109: Request graph_destroy(Object) -> (); SlowSubmits, Free, Never, Call, [Ends object];
+            GraphDestroy = 109: Request graph_destroy(Object) -> (); SlowSubmits, Free, Never, Nothing, [Ends object];
             /// Clones a graph.
-            GraphClone = 110: Request graph_clone(Object) -> Value; SlowSubmits, Free, Never, Call, Binds;
+            GraphClone = 110: Request graph_clone(Object) -> Value; SlowSubmits, Free, Never, Nothing, Binds;
             /// Finds a node's copy in a clone of its graph.
-            GraphFindInClone = 111: Request graph_find_in_clone(graph::GraphPair) -> Value; SlowSubmits, Free, Never, Call, Binds;
+            GraphFindInClone = 111: Request graph_find_in_clone(graph::GraphPair) -> Value; SlowSubmits, Free, Never, Nothing, Binds;
             /// Lists a graph's nodes and edges. Answered with both.
-            GraphList = 112: Request graph_list(graph::GraphList) -> graph::GraphListed; SlowSubmits, Free, Never, Call, Binds;
+            GraphList = 112: Request graph_list(graph::GraphList) -> graph::GraphListed; SlowSubmits, Free, Never, Nothing, Binds;
             /// Adds or removes dependencies. Trailing: nodes, edges.
             GraphDependencies = 113: Request graph_dependencies(graph::GraphDependencies, rest) -> (); Dispatch, Free, Never, Nothing, Binds;
             /// Adds a node to a graph, or sets a node's parameters in a graph or an instance. Trailing: nodes, edges, parameters. Answered with the graphs inside it.
             GraphNode = 114: Request graph_node(graph::GraphNode, rest) -> graph::GraphNodeAdded; SlowForGraphs, Instances, Never, Nothing, Binds;
             /// Kind and device of a node. Answered with its parameters.
-            GraphNodeGet = 115: Request graph_node_get(Object) -> graph::GraphNodeIs; SlowSubmits, Free, Never, Call, Binds;
+            GraphNodeGet = 115: Request graph_node_get(Object) -> graph::GraphNodeIs; SlowSubmits, Free, Never, Nothing, Binds;
             /// `CUgraphNodeType` of a node.
             GraphNodeKind = 116: Request graph_node_kind(Object) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Destroys a node.
-            GraphNodeDestroy = 117: Request graph_node_destroy(Object) -> (); SlowSubmits, Free, Never, Call, Binds;
+            GraphNodeDestroy = 117: Request graph_node_destroy(Object) -> (); SlowSubmits, Free, Never, Nothing, Binds;
             /// Gets or sets an attribute of a kernel node.
             GraphAttribute = 118: Request graph_attribute(graph::GraphAttribute) -> graph::GraphAttribute; Dispatch, Free, Never, Nothing, Binds;
             /// Copies the attributes of the second kernel node to the first.
             GraphCopyAttributes = 119: Request graph_copy_attributes(graph::GraphPair) -> (); Dispatch, Free, Never, Nothing, Binds;
             /// Instantiates a graph.
-            GraphInstantiate = 120: Request graph_instantiate(graph::GraphInstantiate, rest) -> graph::GraphInstantiated; SlowSubmits, [Optional stream], Always, Call, Binds;
+            GraphInstantiate = 120: Request graph_instantiate(graph::GraphInstantiate, rest) -> graph::GraphInstantiated; SlowSubmits, [Optional stream], Always, Nothing, Binds;
             /// Destroys an instance.
-            GraphExecDestroy = 121: Request graph_exec_destroy(Object) -> (); SlowSubmits, Instances, Never, Call, [Ends object];
+            GraphExecDestroy = 121: Request graph_exec_destroy(Object) -> (); SlowSubmits, Instances, Never, Nothing, [Ends object];
             /// Flags that an instance was created with.
             GraphExecFlags = 122: Request graph_exec_flags(Object) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Updates an instance from a graph.
-            GraphExecUpdate = 123: Request graph_exec_update(graph::GraphPair) -> graph::GraphUpdated; SlowSubmits, Instances, Never, Call, Binds;
+            GraphExecUpdate = 123: Request graph_exec_update(graph::GraphPair) -> graph::GraphUpdated; SlowSubmits, Instances, Never, Nothing, Binds;
             /// Gets or sets whether a node of an instance is enabled.
             GraphEnabled = 124: Request graph_enabled(graph::GraphEnabled) -> graph::GraphEnabled; Dispatch, Instances, Never, Nothing, Binds;
             /// Describes a graph in DOT. Answered with a descriptor of the text.
-            GraphDot = 125: Request graph_dot(graph::GraphDot, rest) -> Value; SlowSubmits, Free, Never, Call, Nothing;
+            GraphDot = 125: Request graph_dot(graph::GraphDot, rest) -> Value; SlowSubmits, Free, Never, Nothing, Nothing;
             /// Gets, sets or trims the memory that graphs keep on a device.
-            GraphMemory = 126: Request graph_memory(graph::GraphMemory) -> Value; SlowSubmits, Free, Never, Call, Nothing;
+            GraphMemory = 126: Request graph_memory(graph::GraphMemory) -> Value; SlowSubmits, Free, Never, Nothing, Nothing;
             /// The driver's number of a conditional handle.
             GraphCondition = 127: Request graph_condition(graph::GraphCondition) -> Value; Dispatch, Free, Never, Nothing, Binds;
 
             // Pools, virtual memory, managed and shared memory: [`memory`].
             /// Frees a reservation of addresses.
-            AddressFree = 200: Async address_free(Range); SlowSubmits, Free, Never, Call, Own;
+            AddressFree = 200: Async address_free(Range); SlowSubmits, Free, Never, Nothing, Own;
             /// Releases the handle of an allocation; its mappings stay valid.
-            PhysicalRelease = 201: Async physical_release(Object); SlowSubmits, Free, Never, Call, Own;
+            PhysicalRelease = 201: Async physical_release(Object); SlowSubmits, Free, Never, Nothing, Own;
             /// Destroys a pool; memory allocated from it stays valid.
-            PoolDestroy = 202: Async pool_destroy(Object); SlowSubmits, Everything, Never, Call, Binds;
+            PoolDestroy = 202: Async pool_destroy(Object); SlowSubmits, Everything, Never, Nothing, Binds;
             /// Frees memory in the order of a stream.
             PoolFree = 203: Async pool_free(memory::PoolFree); Dispatch, [Stream stream], Never, Nothing, Nothing;
             /// Revokes the IPC handles of an allocation, which is being freed.
             IpcForget = 204: Async ipc_forget(Object); Dispatch, Everything, Never, Nothing, Binds;
             /// Closes memory that was opened by an IPC handle.
-            IpcClose = 205: Async ipc_close(Object); SlowSubmits, Everything, Never, Call, Binds;
+            IpcClose = 205: Async ipc_close(Object); SlowSubmits, Everything, Never, Nothing, Binds;
             /// Unregisters a file's memory.
             FileUnregister = 206: Async file_unregister(Object); Dispatch, Everything, Never, Nothing, Binds;
             /// Reserves addresses.
-            AddressReserve = 210: Request address_reserve(memory::AddressReserve) -> Range; SlowSubmits, Free, Never, Call, Own;
+            AddressReserve = 210: Request address_reserve(memory::AddressReserve) -> Range; SlowSubmits, Free, Never, Nothing, Own;
             /// Creates an allocation without an address.
-            PhysicalCreate = 211: Request physical_create(memory::PhysicalCreate) -> (); SlowSubmits, Free, Never, Call, Own;
+            PhysicalCreate = 211: Request physical_create(memory::PhysicalCreate) -> (); SlowSubmits, Free, Never, Nothing, Own;
             /// Maps an allocation.
             MapMemory = 212: Request map_memory(memory::MapMemory) -> (); Dispatch, Free, Never, Nothing, Own;
             /// Unmaps addresses, when nothing in flight may touch them.
-            UnmapMemory = 213: Request unmap_memory(Range) -> (); SlowSubmits, Free, Never, Call, Own;
+            UnmapMemory = 213: Request unmap_memory(Range) -> (); SlowSubmits, Free, Never, Nothing, Own;
             /// Sets which devices may access addresses. Trailing: [`memory::Access`]es.
-            SetAccess = 214: Request set_access(memory::SetAccess, rest) -> (); SlowSubmits, Free, Never, Call, Own;
+            SetAccess = 214: Request set_access(memory::SetAccess, rest) -> (); SlowSubmits, Free, Never, Nothing, Own;
             /// How a device may access an address.
             GetAccess = 215: Request get_access(memory::GetAccess) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Exports an allocation. Answered with a descriptor.
-            PhysicalExport = 216: Request physical_export(memory::PhysicalExport, rest) -> (); SlowSubmits, Free, Never, Call, Binds;
+            PhysicalExport = 216: Request physical_export(memory::PhysicalExport, rest) -> (); SlowSubmits, Free, Never, Nothing, Binds;
             /// Imports an allocation from a descriptor.
-            PhysicalImport = 217: Request physical_import(Object, rest) -> memory::Properties; SlowSubmits, Free, Never, Call, Binds;
+            PhysicalImport = 217: Request physical_import(Object, rest) -> memory::Properties; SlowSubmits, Free, Never, Nothing, Binds;
             /// Another handle of the allocation that is mapped at an address.
-            PhysicalRetain = 218: Request physical_retain(memory::PhysicalRetain) -> memory::Properties; SlowSubmits, Free, Never, Call, Binds;
+            PhysicalRetain = 218: Request physical_retain(memory::PhysicalRetain) -> memory::Properties; SlowSubmits, Free, Never, Nothing, Binds;
             /// Granularity of allocations with these properties.
             Granularity = 219: Request granularity(memory::Granularity) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Creates a pool.
-            PoolCreate = 230: Request pool_create(memory::PoolCreate) -> (); SlowSubmits, Free, Never, Call, Binds;
+            PoolCreate = 230: Request pool_create(memory::PoolCreate) -> (); SlowSubmits, Free, Never, Nothing, Binds;
             /// Allocates memory in the order of a stream.
             PoolAlloc = 231: Request pool_alloc(memory::PoolAlloc) -> Range; Dispatch, Free, Never, Nothing, Binds;
             /// An attribute of a pool.
@@ -195,29 +195,29 @@ macro_rules! for_each_op {
             /// Sets an attribute of a pool.
             PoolSetAttribute = 233: Request pool_set_attribute(memory::PoolAttribute) -> (); Dispatch, Free, Never, Nothing, Binds;
             /// Sets which devices may access a pool. Trailing: [`memory::Access`]es.
-            PoolSetAccess = 234: Request pool_set_access(memory::PoolAccess, rest) -> (); SlowSubmits, Free, Never, Call, Binds;
+            PoolSetAccess = 234: Request pool_set_access(memory::PoolAccess, rest) -> (); SlowSubmits, Free, Never, Nothing, Binds;
             /// How a device may access a pool. Trailing: a [`memory::Access`].
             PoolGetAccess = 235: Request pool_get_access(memory::PoolAccess, rest) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Releases a pool's unused memory down to a number of bytes.
-            PoolTrim = 236: Request pool_trim(memory::PoolAttribute) -> (); SlowSubmits, Free, Never, Call, Nothing;
+            PoolTrim = 236: Request pool_trim(memory::PoolAttribute) -> (); SlowSubmits, Free, Never, Nothing, Nothing;
             /// Exports a pool. Answered with a descriptor.
-            PoolExport = 237: Request pool_export(memory::PhysicalExport, rest) -> (); SlowSubmits, Free, Never, Call, Binds;
+            PoolExport = 237: Request pool_export(memory::PhysicalExport, rest) -> (); SlowSubmits, Free, Never, Nothing, Binds;
             /// Imports a pool from a descriptor.
-            PoolImport = 238: Request pool_import(memory::PoolImport, rest) -> (); SlowSubmits, Free, Never, Call, Binds;
+            PoolImport = 238: Request pool_import(memory::PoolImport, rest) -> (); SlowSubmits, Free, Never, Nothing, Binds;
             /// Exports an allocation of a pool.
-            PoolExportPointer = 239: Request pool_export_pointer(Object) -> memory::Opaque; SlowSubmits, Free, Never, Call, Binds;
+            PoolExportPointer = 239: Request pool_export_pointer(Object) -> memory::Opaque; SlowSubmits, Free, Never, Nothing, Binds;
             /// Imports an allocation of an imported pool.
-            PoolImportPointer = 240: Request pool_import_pointer(memory::PoolImportPointer) -> Range; SlowSubmits, Free, Never, Call, Binds;
+            PoolImportPointer = 240: Request pool_import_pointer(memory::PoolImportPointer) -> Range; SlowSubmits, Free, Never, Nothing, Binds;
             /// An IPC handle of an allocation.
             IpcShare = 250: Request ipc_share(Range) -> memory::Opaque; Dispatch, Free, Never, Nothing, Binds;
             /// Opens memory by an IPC handle.
-            IpcOpen = 251: Request ipc_open(memory::IpcOpen) -> memory::IpcOpened; SlowSubmits, Free, Never, Call, Binds;
+            IpcOpen = 251: Request ipc_open(memory::IpcOpen) -> memory::IpcOpened; SlowSubmits, Free, Never, Nothing, Binds;
             /// Registers a file's memory from a descriptor. Trailing: `FilePart`s.
-            FileRegister = 252: Request file_register(memory::FileRegister, rest) -> Range; SlowSubmits, Free, Never, Call, Binds;
+            FileRegister = 252: Request file_register(memory::FileRegister, rest) -> Range; SlowSubmits, Free, Never, Nothing, Binds;
             /// Enables or disables access between devices.
-            PeerAccess = 253: Request peer_access(memory::Peers) -> (); SlowSubmits, Free, Never, Call, Binds;
+            PeerAccess = 253: Request peer_access(memory::Peers) -> (); SlowSubmits, Free, Never, Nothing, Binds;
             /// Exports a range of addresses. Answered with a descriptor.
-            RangeHandle = 254: Request range_handle(memory::RangeHandle, rest) -> (); SlowSubmits, Free, Never, Call, Binds;
+            RangeHandle = 254: Request range_handle(memory::RangeHandle, rest) -> (); SlowSubmits, Free, Never, Nothing, Binds;
 
             // Arrays, textures, two- and three-dimensional copies: [`array`].
             /// Copies in two or three dimensions, arrays too.
@@ -227,7 +227,7 @@ macro_rules! for_each_op {
             /// Destroys a texture object or a surface object.
             TextureDestroy = 302: Async texture_destroy(array::TextureDestroy); Dispatch, Everything, Never, Nothing, Binds;
             /// Creates an array or a mipmapped array.
-            ArrayCreate = 303: Request array_create(array::ArrayCreate) -> array::ArrayInfo; SlowSubmits, Free, Never, Call, Binds;
+            ArrayCreate = 303: Request array_create(array::ArrayCreate) -> array::ArrayInfo; SlowSubmits, Free, Never, Nothing, Binds;
             /// A level of a mipmapped array, or a plane of an array.
             ArrayPart = 304: Request array_part(array::ArrayPart) -> array::ArrayInfo; Dispatch, Free, Never, Nothing, Binds;
             /// Answered with `CUDA_ARRAY_MEMORY_REQUIREMENTS`, `CUDA_ARRAY_SPARSE_PROPERTIES`.
@@ -235,9 +235,9 @@ macro_rules! for_each_op {
             /// Creates a texture object or a surface object.
             TextureCreate = 306: Request texture_create(array::TextureCreate) -> array::TextureInfo; Dispatch, Free, Never, Nothing, Binds;
             /// Finds a texture or surface reference. Trailing: its name.
-            GetReference = 307: Request get_reference(array::GetReference, rest) -> (); SlowSubmits, Free, [Variable module], Call, Binds;
+            GetReference = 307: Request get_reference(array::GetReference, rest) -> (); SlowSubmits, Free, [Variable module], Nothing, Binds;
             /// A call on a texture or surface reference.
-            ReferenceCall = 308: Request reference_call(array::ReferenceArguments) -> array::ReferenceResult; SlowSubmits, Free, Never, Call, Binds;
+            ReferenceCall = 308: Request reference_call(array::ReferenceArguments) -> array::ReferenceResult; SlowSubmits, Free, Never, Nothing, Binds;
             /// Encodes a tensor map.
             TensorMap = 309: Request tensor_map(array::TensorMap) -> array::TensorMapMade; Dispatch, Free, Never, Nothing, Nothing;
 
@@ -245,19 +245,19 @@ macro_rules! for_each_op {
             /// Releases the functions and variables found in a library on a device.
             ImageLeave = 400: Async image_leave(Named); Dispatch, Earlier, Never, Nothing, [Sets parent];
             /// Gets or sets an attribute of a library's kernel on a device. Trailing: its name.
-            KernelAttribute = 401: Request kernel_attribute(image::KernelAttribute, rest) -> Value; SlowSubmits, Free, KernelAttribute, Call, [Sets library];
+            KernelAttribute = 401: Request kernel_attribute(image::KernelAttribute, rest) -> Value; SlowSubmits, Free, KernelAttribute, Nothing, [Sets library];
             /// Whether a library has a managed variable: the answer is the status. Trailing: its name.
-            GetManaged = 402: Request get_managed(Named, rest) -> (); SlowSubmits, Free, [Variable parent], Call, Nothing;
+            GetManaged = 402: Request get_managed(Named, rest) -> (); SlowSubmits, Free, [Variable parent], Nothing, Nothing;
             /// Creates a linker. Trailing: options and lists.
-            LinkCreate = 403: Request link_create(image::LinkCreate, rest) -> (); Slow, Free, Never, Call, Binds;
+            LinkCreate = 403: Request link_create(image::LinkCreate, rest) -> (); Slow, Free, Never, Nothing, Binds;
             /// Adds an image from a descriptor to a linker. Trailing: options and lists, its name. Answered with the logs.
-            LinkAdd = 404: Request link_add(image::LinkAdd, rest) -> ImageLoaded; Slow, Free, Never, Call, Binds;
+            LinkAdd = 404: Request link_add(image::LinkAdd, rest) -> ImageLoaded; Slow, Free, Never, Nothing, Binds;
             /// Completes a linker. Answered with the logs.
-            LinkComplete = 405: Request link_complete(Object) -> ImageLoaded; Slow, Free, Never, Call, Binds;
+            LinkComplete = 405: Request link_complete(Object) -> ImageLoaded; Slow, Free, Never, Nothing, Binds;
             /// The linked cubin. Answered with a descriptor.
-            LinkFetch = 406: Request link_fetch(Object, rest) -> (); Slow, Free, Never, Call, Nothing;
+            LinkFetch = 406: Request link_fetch(Object, rest) -> (); Slow, Free, Never, Nothing, Nothing;
             /// Destroys a linker.
-            LinkDestroy = 407: Async link_destroy(Object); SlowSubmits, Everything, Never, Call, Binds;
+            LinkDestroy = 407: Async link_destroy(Object); SlowSubmits, Everything, Never, Nothing, Binds;
 
             // Stream memory operations, attributes, host functions: [`stream`].
             /// Makes a stream wait until the client has run a host function.
@@ -277,15 +277,15 @@ macro_rules! for_each_op {
             /// Resources of a device, a context or a stream.
             ResourceQuery = 600: Request resource_query(context::ResourceQuery) -> context::Resource; Dispatch, Free, Never, Nothing, Binds;
             /// Splits multiprocessors into groups. Answered with a [`context::Resource`] for each.
-            ResourceSplit = 601: Request resource_split(context::ResourceSplit) -> context::ResourceGroups; SlowSubmits, Free, Never, Call, Binds;
+            ResourceSplit = 601: Request resource_split(context::ResourceSplit) -> context::ResourceGroups; SlowSubmits, Free, Never, Nothing, Binds;
             /// Combines resources into a description for green contexts. Trailing: tokens of resources.
-            ResourceJoin = 602: Request resource_join(context::ResourceJoin, rest) -> Value; SlowSubmits, Free, Never, Call, Binds;
+            ResourceJoin = 602: Request resource_join(context::ResourceJoin, rest) -> Value; SlowSubmits, Free, Never, Nothing, Binds;
             /// Creates a green context.
-            GreenCreate = 603: Request green_create(context::GreenCreate) -> (); SlowSubmits, Free, Always, Call, Binds;
+            GreenCreate = 603: Request green_create(context::GreenCreate) -> (); SlowSubmits, Free, Always, Nothing, Binds;
             /// Destroys a green context whose streams have all been destroyed.
             GreenDestroy = 604: Async green_destroy(Object); Dispatch, Everything, Never, Nothing, Binds;
             /// Confines the session to a part of the multiprocessors; the answer is their number.
-            Confine = 605: Request confine(context::Confine) -> Value; SlowSubmits, Free, Never, Call, Binds;
+            Confine = 605: Request confine(context::Confine) -> Value; SlowSubmits, Free, Never, Nothing, Binds;
             /// Sets the client's own memory limit of a device.
             LimitMemory = 606: Async limit_memory(context::LimitMemory); Dispatch, Everything, Never, Nothing, [Makes device];
         }
@@ -567,8 +567,6 @@ pub enum Traced {
     Set,
     /// A wait of the client.
     Wait,
-    /// A call on the slow lane.
-    Call,
 }
 
 /// The effect of an executed message on the description of its session, from which the session can be re-created in
@@ -613,14 +611,6 @@ mod tests {
     fn what_always_waits_is_on_the_slow_lane() {
         for op in Op::ALL {
             assert!(op.gate() != Gate::Always || op.is_slow(), "{op:?}");
-        }
-    }
-
-    /// Exactly the calls of the slow lane are traced as calls.
-    #[test]
-    fn traces_show_the_calls_of_the_slow_lane() {
-        for op in Op::ALL {
-            assert_eq!(op.traced() == Traced::Call, op.is_slow(), "{op:?}");
         }
     }
 

@@ -14,6 +14,9 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
+/// Bytes of a page of memory.
+pub const PAGE: u64 = 4096;
+
 /// A memory file of `len` bytes that can neither shrink nor grow (`memfd_create(2)`, `F_ADD_SEALS`).
 ///
 /// # Errors

@@ -6,12 +6,9 @@ use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// Percentage of a device's multiprocessors, 0 to 100.
-pub const ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-/// Device memory, as `0=1G,1=512MB`.
-pub const PINNED_DEVICE_MEM_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
-/// 0 normal, 1 below normal.
-pub const CLIENT_PRIORITY: &str = "CUDA_MPS_CLIENT_PRIORITY";
+pub use mpsshim_proto::handshake::{
+    ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, PINNED_DEVICE_MEM_LIMIT,
+};
 
 /// The genuine driver's file, `MPSSHIM_CUDA_LIBRARY`.
 pub fn cuda_library() -> Option<PathBuf> {

@@ -2,12 +2,9 @@
 
 use std::ffi::OsString;
 
-/// Default active-thread percentage; a client's own.
-pub const ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-/// Default limits of device memory; a client's own.
-pub const PINNED_DEVICE_MEM_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
-/// Default client priority; a client's own.
-pub const CLIENT_PRIORITY: &str = "CUDA_MPS_CLIENT_PRIORITY";
+pub use mpsshim_proto::handshake::{
+    ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, PINNED_DEVICE_MEM_LIMIT,
+};
 
 /// A value that was given for a setting.
 #[derive(Clone, Debug, PartialEq, Eq)]

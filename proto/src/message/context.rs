@@ -3,6 +3,10 @@
 use mpsshim_api::plain_structs;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
+/// Groups of multiprocessors that one split gives, and resources of one description, at most: more than any device has
+/// multiprocessors.
+pub const MAX_GROUPS: u32 = 1024;
+
 plain_structs! {
     /// `cuDeviceGetDevResource` (`green` is 0), `cuGreenCtxGetDevResource`.
     ResourceQuery {

@@ -15,7 +15,7 @@ use crate::proxy::stream::{self, STREAMS, StreamRef};
 use crate::proxy::submit::{Session, session};
 
 /// `CU_STREAM_LEGACY` and `CU_STREAM_PER_THREAD`.
-const LEGACY: u64 = 1;
+pub const LEGACY: u64 = 1;
 const PER_THREAD: u64 = 2;
 
 /// The stream of a handle argument, in the calling thread's context. `per_thread`: the meaning of NULL.

@@ -5,6 +5,7 @@
 //! instance takes it, runs the function and writes 1 into the flag [`RETURNED`], which the GPU waits for. Each
 //! flag is cleared by its reader, so that the instance can be launched again unchanged.
 
+use crate::proxy::hostfn::LINGER;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,8 +22,6 @@ use crate::proxy::hostfn::{self, Function};
 use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::Session;
 
-/// How long a thread without work stays for the next launch.
-const LINGER: Duration = Duration::from_secs(2);
 /// How long a thread polls without pauses, and the longest pause afterwards.
 const SPIN: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(1);

@@ -25,7 +25,7 @@ use crate::proxy::wait::{self, Policy};
 use crate::thread;
 
 /// How long a thread without work stays for the next function.
-const LINGER: Duration = Duration::from_secs(2);
+pub const LINGER: Duration = Duration::from_secs(2);
 /// Bytes of a thread's stack: the default of the program's threads.
 const STACK: usize = 8 << 20;
 

@@ -6,17 +6,14 @@
 use std::ffi::{c_char, c_void};
 
 use mpsshim_api::cuda::*;
+use mpsshim_proto::message::image::{MAX_LOG, MAX_OPTIONS};
 use mpsshim_proto::message::{ImageLoaded, JitOption};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::ffi::{In, Out, Status, Text};
 
-/// Maximum number of options of a call; there are fewer kinds.
-const MAX_OPTIONS: u32 = 64;
 /// Entries of one list.
 const MAX_ENTRIES: usize = 1024;
-/// Maximum number of bytes requested of a log; two fit an answer.
-const MAX_LOG: u32 = 24 << 10;
 
 /// The options of a call: names, values and their count, as the program gave them.
 #[derive(Clone, Copy, Debug)]

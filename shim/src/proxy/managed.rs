@@ -1,6 +1,7 @@
 //! Managed memory: pinned memory in the host arena, at one address for the program, the server and the devices. It is
 //! always coherent, but devices access it over the bus. Advice and prefetches are recorded and move nothing.
 
+use mpsshim_proto::shm::PAGE;
 use std::collections::BTreeMap;
 
 use mpsshim_api::cuda::*;
@@ -13,8 +14,6 @@ use crate::proxy::stream;
 use crate::proxy::submit::Session;
 
 pub use mpsshim_proto::message::MANAGED;
-/// Advice holds for whole pages.
-const PAGE: u64 = 4096;
 
 /// Advice given for some pages.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

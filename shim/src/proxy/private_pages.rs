@@ -14,6 +14,7 @@
 //! its own handler and stores of the parent's other threads are held. A raw `clone` is not noticed: the child faults at
 //! such pages.
 
+use mpsshim_proto::shm::PAGE;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -31,7 +32,6 @@ use crate::proxy::own_stack;
 use crate::store_hold::{self, Hold};
 use crate::thread;
 
-const PAGE: u64 = 4096;
 /// Bytes of the file; a file in memory takes none until they are written.
 const FILE_LEN: u64 = 1 << 62;
 /// Minimum number of bytes left free behind a run; a longer run leaves as many bytes as it has itself.

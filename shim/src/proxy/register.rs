@@ -8,6 +8,7 @@
 //! address if it can. The device pointer (`cuMemHostGetDevicePointer`) is valid in kernels in both cases, the program's
 //! own pointer in copies.
 
+use mpsshim_proto::shm::PAGE;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -29,8 +30,6 @@ use crate::proxy::maps::{self, Mapping};
 use crate::proxy::memory::{self, Place, Registered};
 use crate::proxy::submit::Session;
 use crate::proxy::{extents, own_stack, private_pages, stream};
-
-const PAGE: u64 = 4096;
 
 /// Private pages that a registration has in the file of [`private_pages`], by the registration's id.
 static PRIVATE: Mutex<BTreeMap<u64, Vec<FilePart>>> = Mutex::new(BTreeMap::new());

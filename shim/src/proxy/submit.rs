@@ -3,6 +3,7 @@
 //! The ring has one producer, so its lock orders the client's threads, which is the order CUDA promises them.
 //! Code that changes a stream's counts (`crate::proxy::stream`) holds that lock.
 
+use crate::proxy::wait::LOOK_AGAIN;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Once, OnceLock};
@@ -26,8 +27,6 @@ use crate::ffi::Status;
 use crate::proxy::printing;
 use crate::proxy::slots::Slots;
 
-/// How long a sleeper relies on being woken before it checks that the server still exists.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
 /// Messages between two checks of the socket.
 const MESSAGES_PER_LOOK: u32 = 256;
 /// How long a thread that was told of a lost context waits for the end of the session, which comes at the same time.

@@ -3,6 +3,7 @@
 //! Reservations and mappings exist in the server; the client's records answer queries and detect errors without a message.
 //! A handle's references are counted here, and the server's object ends with the last.
 
+use mpsshim_proto::arena::VIRTUAL_UNIT as UNIT;
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -25,9 +26,6 @@ use crate::proxy::memory;
 use crate::proxy::objects::{Entry, Table};
 use crate::proxy::stream;
 use crate::proxy::submit::Session;
-
-/// Bytes and their alignment in all of this.
-const UNIT: u64 = 2 << 20;
 
 /// Places one call may give access to.
 pub const ACCESSES: usize = ACCESSES_MAX;

@@ -57,7 +57,7 @@ impl Policy {
 }
 
 /// How long a sleeper relies on being woken: a server that has died is noticed within 100 ms.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+pub const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Waits until the flag of `slot` has reached `value`.
 ///

@@ -3,6 +3,7 @@
 mod asks_overtake;
 mod bad_commands;
 mod bounds;
+mod comments;
 mod configuration;
 mod conformance;
 mod control;

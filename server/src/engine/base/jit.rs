@@ -1,6 +1,7 @@
 //! Options of the driver's compiler and linker, in the forms of the messages and of the driver.
 
 use mpsshim_api::cuda::*;
+use mpsshim_proto::message::image::{MAX_LOG, MAX_OPTIONS};
 use mpsshim_proto::message::{ImageLoaded, JitOption};
 use std::ffi::c_void;
 use zerocopy::{FromBytes, IntoBytes};
@@ -23,10 +24,6 @@ const LISTS: [(u32, u32); 4] = [
         CU_JIT_REFERENCED_VARIABLE_COUNT,
     ),
 ];
-/// Maximum number of options per call.
-const MAX_OPTIONS: usize = 64;
-/// Maximum bytes returned of each log.
-const MAX_LOG: u32 = 24 << 10;
 
 /// Options in the driver's form, with all memory they point to. The driver keeps using a link's options until the link
 /// is destroyed.
@@ -54,7 +51,7 @@ impl JitOptions {
     /// A description of the violation, which ends the session.
     pub fn read(bytes: &[u8], count: u32) -> Result<(JitOptions, &[u8]), String> {
         let count = count as usize;
-        if count > MAX_OPTIONS {
+        if count > MAX_OPTIONS as usize {
             return Err(format!("{count} load options"));
         }
         let (heads, mut rest) = bytes

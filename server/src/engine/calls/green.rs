@@ -13,16 +13,12 @@ use crate::engine::threads::undertaker::Buried;
 use mpsshim_api::cuda::*;
 use mpsshim_model::limits::Percentage;
 use mpsshim_proto::message::Object;
+use mpsshim_proto::message::context::MAX_GROUPS;
 use mpsshim_proto::message::context::{
     Confine, GreenCreate, ResourceGroups, ResourceJoin, ResourceQuery, ResourceSplit,
 };
 use std::sync::Arc;
 use zerocopy::IntoBytes;
-
-/// Groups that one split may give: more than any device has multiprocessors.
-const MAX_GROUPS: u32 = 1024;
-/// Resources that may be put together.
-const MAX_JOINED: u32 = 1024;
 
 impl Session {
     /// `cuDeviceGetDevResource`, `cuGreenCtxGetDevResource`.
@@ -95,7 +91,7 @@ impl Session {
     pub fn resource_join(&mut self, shared: &Shared, call: Call<'_, ResourceJoin>) -> Reply {
         let Call { body, message } = call;
         let behind = message.behind::<ResourceJoin>()?;
-        if body.count == 0 || body.count > MAX_JOINED {
+        if body.count == 0 || body.count > MAX_GROUPS {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
         let Some(tokens) = behind.get(..body.count as usize * 4) else {

@@ -9,12 +9,10 @@ use crate::engine::base::driver::Driver;
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::green::{Green, GreenRef, description};
 use mpsshim_api::cuda::*;
+use mpsshim_proto::message::context::MAX_GROUPS;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// Maximum number of groups requested: more than any device has multiprocessors.
-const MAX_GROUPS: usize = 1024;
 
 /// The pieces into which a device can be partitioned.
 #[derive(Debug)]
@@ -57,8 +55,8 @@ impl Partition {
         let driver = &driver.context;
         let mut whole = CUdevResource::INVALID;
         driver.device_get_dev_resource(device, &mut whole, CU_DEV_RESOURCE_TYPE_SM)?;
-        let mut pieces = vec![CUdevResource::INVALID; MAX_GROUPS];
-        let mut count = MAX_GROUPS as u32;
+        let mut pieces = vec![CUdevResource::INVALID; MAX_GROUPS as usize];
+        let mut count = MAX_GROUPS;
         let mut remainder = CUdevResource::INVALID;
         driver.split_by_count(
             pieces.as_mut_ptr(),

@@ -2,13 +2,11 @@
 
 use crate::engine::base::driver::Driver;
 use crate::engine::base::ranges::RangeAllocator;
-use mpsshim_proto::arena::{VIRTUAL_ARENA, VIRTUAL_ARENA_LEN};
+use mpsshim_proto::arena::{VIRTUAL_ARENA, VIRTUAL_ARENA_LEN, VIRTUAL_UNIT};
 use parking_lot::{Mutex, MutexGuard};
 
 /// Minimum size of the arena, bytes; a smaller one is not worth having.
 const LEAST_ARENA: u64 = 64 << 30;
-/// Reservations are multiples of this many bytes, regardless of the driver's granularity.
-pub const UNIT: u64 = 2 << 20;
 
 /// The address range for programs' reservations.
 #[derive(Debug)]
@@ -38,7 +36,11 @@ impl VirtualArena {
                 break;
             }
         }
-        VirtualArena(Mutex::new(RangeAllocator::new(VIRTUAL_ARENA, len, UNIT)))
+        VirtualArena(Mutex::new(RangeAllocator::new(
+            VIRTUAL_ARENA,
+            len,
+            VIRTUAL_UNIT,
+        )))
     }
 
     /// The allocator of the addresses.

@@ -9,10 +9,10 @@ use crate::engine::base::driver::Driver;
 use crate::engine::base::rations::Ration;
 use crate::engine::gpu::host::{HostArena, is_affordable};
 use mpsshim_api::cuda::*;
+use mpsshim_proto::shm::PAGE;
 use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-const PAGE: u64 = 4096;
 /// Range in which a client's mappings usually lie and the server makes none itself. A file is mapped at the client's
 /// own address if that is free here, so that kernels can use the program's pointer.
 const CLIENT_MAPPINGS: std::ops::Range<u64> = 0x7000_0000_0000..0x7fe0_0000_0000;

@@ -3,6 +3,7 @@
 //! A resource in the program has the fields that CUDA documents and, in the internal ones, its index in the server's
 //! list: the driver's own structure stays in the server.
 
+use mpsshim_proto::message::context::MAX_GROUPS;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
@@ -42,8 +43,6 @@ static GREENS: RwLock<BTreeMap<u64, &'static Context>> = RwLock::new(BTreeMap::n
 
 /// Identifies a resource that we returned; its index follows.
 const MARK: [u8; 8] = *b"mpsshim\x01";
-/// Groups of one split, resources of one description.
-const MANY: u32 = 1024;
 
 fn green(handle: u64) -> Status<&'static Context> {
     let found = GREENS.read().get(&handle).copied();
@@ -139,7 +138,7 @@ pub unsafe extern "C" fn split_by_count(
         let body = ResourceSplit {
             token: token_of(&from)?,
             count: from.sm[0],
-            groups: groups.get()?.min(MANY),
+            groups: groups.get()?.min(MAX_GROUPS),
             wanted: u32::from(!result.is_null()) | u32::from(!remaining.is_null()) << 1,
             flags,
             least,
@@ -169,7 +168,7 @@ pub unsafe extern "C" fn generate_desc(
 ) -> CUresult {
     guard(|| {
         out.required()?;
-        if resources.is_null() || count == 0 || count > MANY {
+        if resources.is_null() || count == 0 || count > MAX_GROUPS {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let mut tokens = Vec::new();

@@ -1,6 +1,7 @@
 //! Two- and three-dimensional copies: one message for all of them. As with one-dimensional ones, the kinds of the
 //! addresses decide how a copy is done; pageable memory goes through staging, with its rows packed tightly.
 
+use crate::proxy::default_stream::LEGACY;
 use mpsshim_api::cuda::{
     CU_MEMCPY_OPERAND_TYPE_ARRAY, CU_MEMCPY_OPERAND_TYPE_POINTER, CU_MEMCPY_SRC_ACCESS_ORDER_ANY,
     CU_MEMORYTYPE_ARRAY, CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST, CU_MEMORYTYPE_UNIFIED,
@@ -526,9 +527,6 @@ fn unpack(op: &CUDA_MEMCPY3D_BATCH_OP) -> Status<CUDA_MEMCPY3D> {
     (copy.dst_pitch, copy.dst_height) = (pitch, rows);
     Ok(copy)
 }
-
-/// `CU_STREAM_LEGACY`.
-const LEGACY: u64 = 1;
 
 /// Checks the form of all copies of a batch, then copies. An error names the copy that was refused, if one was.
 fn batch(

@@ -74,6 +74,7 @@ impl Session {
         let word = |at| message.word(at);
         let operation = |stream, kind, amount| Ok(Subject::operation(word(stream), kind, amount));
         let found = match message.op.traced() {
+            Traced::Nothing if message.op.is_slow() => Ok(Subject::Call),
             Traced::Nothing => Ok(Subject::Nothing),
             Traced::Launch => message.body().map(|body: Launch| Subject::Launch {
                 stream: body.stream,
@@ -87,7 +88,6 @@ impl Session {
                 Subject::operation(body.stream, Kind::Set, row.saturating_mul(body.height))
             }),
             Traced::Wait => message.body().map(Subject::Wait),
-            Traced::Call => Ok(Subject::Call),
         };
         found.unwrap_or(Subject::Nothing)
     }
