@@ -210,9 +210,15 @@ fn beside_a_kernel_that_never_ends_others_come_and_go() {
         listed.contains("(ended; its work goes on)")
     });
     let free = scene.observer.mem_info().expect("memory").free;
-    const TURNS: usize = 12;
-    let mut at_first = None;
-    for _ in 0..TURNS {
+    // A client may come before the server has let go of the memory of the last one, which takes as long as the machine is busy
+    // with other things; then it gets new memory, and there is more to find for the next ones.
+    const REUSED: usize = 12;
+    const MOST: usize = 200;
+    let (mut reused, mut turns) = (0, 0);
+    while reused < REUSED {
+        assert!(turns < MOST, "{reused} of {turns} clients got memory again");
+        turns += 1;
+        let before = mappings(&scene);
         let mut worker = scene.worker();
         let session = worker.peer.welcome.session;
         worker.round().expect("a round");
@@ -224,15 +230,8 @@ fn beside_a_kernel_that_never_ends_others_come_and_go() {
         bytes.fill(0xa5);
         drop((worker, memory, file));
         wait_until("its session is over", || is_gone(&scene, session));
-        at_first.get_or_insert_with(|| mappings(&scene));
+        reused += usize::from(mappings(&scene) <= before);
     }
-    // Each client had two. One may come before what the last one had is let go of, which takes as long as the machine is
-    // busy with other things, but most find something.
-    let (first, held) = (at_first.unwrap_or(0), mappings(&scene));
-    assert!(
-        held <= first + TURNS,
-        "{held} mappings, {first} after the first of {TURNS} clients"
-    );
     assert!(!is_gone(&scene, stuck), "its work has not ended");
     bystander.stop();
     wait_until("the others' memory is free", || {

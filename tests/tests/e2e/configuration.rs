@@ -91,7 +91,7 @@ fn what_is_wrong_is_said_with_file_line_and_key() {
         ),
         (
             "marks = 1",
-            "marks = 1 is not one of auto, written, kernel, asked",
+            "marks = 1 is not one of auto, written, kernel",
         ),
         (
             "turns = \"no\"",
