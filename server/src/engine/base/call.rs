@@ -138,7 +138,7 @@ impl<'a> Incoming<'a> {
     pub fn name<T>(&self) -> Result<Vec<u8>, CallError> {
         let mut name = self.behind::<T>()?;
         let end = name.iter().position(|byte| *byte == 0);
-        let end = end.ok_or_else(|| CallError::Violation("a name without its NUL".into()))?;
+        let end = end.ok_or_else(|| CallError::Violation("a name without its end".into()))?;
         name.truncate(end + 1);
         Ok(name)
     }
