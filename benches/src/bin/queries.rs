@@ -2,6 +2,8 @@
 //! image in milliseconds. One `name=value` per line, as `benches/cuda/microbench.cu` prints.
 //!
 //! `queries [--rounds N] [--image-mib N]`; run it alone, and under `LD_PRELOAD=libmpsshim.so` with a daemon.
+//!
+//! `queries --count launch|malloc --rounds N` makes N such calls only, for `benches/instructions.py`.
 
 use mpsshim_api::cuda::*;
 use std::ffi::{CString, c_void};
@@ -56,11 +58,58 @@ macro_rules! query {
     };
 }
 
+fn word(name: &str) -> Option<String> {
+    let mut words = std::env::args().skip_while(|word| word != name);
+    words.nth(1)
+}
+
 fn argument(name: &str, otherwise: usize) -> usize {
-    let words: Vec<String> = std::env::args().collect();
-    let at = words.iter().position(|word| word == name);
-    let value = at.and_then(|at| words.get(at + 1));
-    value.map_or(otherwise, |word| word.parse().expect("a number"))
+    word(name).map_or(otherwise, |word| word.parse().expect("a number"))
+}
+
+/// Launches of an empty kernel, with a wait behind each 64, or allocations of 1 MiB that are
+/// freed at once.
+fn count(name: &str, rounds: usize, function: CUfunction) {
+    let none: *mut *mut c_void = null_mut();
+    type Values = *mut *mut c_void;
+    let launch = entry!(cuLaunchKernel(
+        CUfunction, u32, u32, u32, u32, u32, u32, u32, CUstream, Values, Values
+    ));
+    let synchronize = entry!(cuCtxSynchronize());
+    let allocate = entry!(cuMemAlloc_v2(*mut CUdeviceptr, usize));
+    let free = entry!(cuMemFree_v2(CUdeviceptr));
+    let (mut out, mut memory) = (0u64, 0);
+    let mut params = [(&raw mut out).cast::<c_void>()];
+    for round in 0..rounds {
+        match name {
+            "launch" => {
+                let params = params.as_mut_ptr();
+                must!(
+                    launch,
+                    function,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1,
+                    1,
+                    0,
+                    CUstream::NULL,
+                    params,
+                    none
+                );
+                if round % 64 == 63 {
+                    must!(synchronize);
+                }
+            }
+            "malloc" => {
+                must!(allocate, &mut memory, 1 << 20);
+                must!(free, memory);
+            }
+            _ => panic!("--count takes launch or malloc"),
+        }
+    }
+    must!(synchronize);
 }
 
 /// The best of five turns: what the call costs when nothing comes between.
@@ -115,6 +164,9 @@ fn main() {
     must!(get_kernel, &mut kernel, library, c"nothing".as_ptr().cast());
     must!(get_function, &mut function, kernel);
 
+    if let Some(name) = word("--count") {
+        return count(&name, rounds, function);
+    }
     let ctx_get_device = entry!(cuCtxGetDevice(*mut CUdevice));
     query!("cuCtxGetDevice", rounds, { ctx_get_device(&mut device) });
     let get_current = entry!(cuCtxGetCurrent(*mut CUcontext));

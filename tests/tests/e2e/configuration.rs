@@ -89,10 +89,7 @@ fn what_is_wrong_is_said_with_file_line_and_key() {
             "max_spin_us = -1",
             "max_spin_us = -1 is not a number from 0 to 1000000",
         ),
-        (
-            "marks = 1",
-            "marks = 1 is not one of auto, written, kernel",
-        ),
+        ("marks = 1", "marks = 1 is not one of auto, written, kernel"),
         (
             "turns = \"no\"",
             "turns = no is not one of auto, always, never",
