@@ -456,6 +456,11 @@ impl Fixture {
         std::mem::take(&mut *RECORDED.lock())
     }
 
+    /// Objects that were queued since for destruction when all is quiet. They are then gone, what counts of them too.
+    pub fn buried(&self) -> usize {
+        self._outlets.buried.try_iter().count()
+    }
+
     /// What functions that [`obeys`] return from now on.
     pub fn orders(&self, status: CUresult) {
         ORDERED.store(status.0, Ordering::Relaxed);
