@@ -39,7 +39,7 @@ use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::graph::CaptureBegin;
 use mpsshim_proto::message::{
-    EventCreate, GetFunction, HostAlloc, ImageLoad, MemGrant, Op, StreamCreate,
+    CopyInline, EventCreate, GetFunction, HostAlloc, ImageLoad, MemGrant, Op, StreamCreate,
 };
 use mpsshim_proto::segment;
 use mpsshim_proto::shm::{self, Doorbell, Mapping, sealed_memfd};
@@ -535,6 +535,16 @@ impl Fixture {
             ..CaptureBegin::new_zeroed()
         };
         assert_eq!(self.status(Op::CaptureBegin, &body, &[]), CUDA_SUCCESS);
+    }
+
+    /// Whether the session may write 8 bytes at an address: by a copy, which stays in flight.
+    pub fn owns(&mut self, to: u64) -> bool {
+        let body = CopyInline {
+            to,
+            stream: self.stream(),
+            len: 8,
+        };
+        self.status(Op::CopyInline, &body, &[0; 8]) == CUDA_SUCCESS
     }
 
     /// Where new memory of a device begins.

@@ -477,7 +477,7 @@ mod tests {
     use crate::engine::testing::{
         FAULT, Fixture, Function as Symbol, counts, obeys, obeys_with_handle, others, sealed,
     };
-    use mpsshim_proto::message::{CopyInline, Op};
+    use mpsshim_proto::message::Op;
     use std::ffi::c_char;
     use std::fs::File;
 
@@ -493,16 +493,6 @@ mod tests {
 
     fn images(test: &Fixture) -> usize {
         test.session.objects.images.len() + test.session.objects.libraries.len()
-    }
-
-    /// Whether a copy to this address is the session's.
-    fn owns(test: &mut Fixture, to: u64) -> bool {
-        let body = CopyInline {
-            to,
-            stream: test.stream(),
-            len: 64,
-        };
-        test.status(Op::CopyInline, &body, &[0; 64]) == CUDA_SUCCESS
     }
 
     #[test]
@@ -635,7 +625,7 @@ mod tests {
             let image = test.image(kind);
             let function = test.function_of(image);
             let start: u64 = test.reply(Op::GetGlobal, &named(image), NAME).expect("it");
-            assert!(owns(&mut test, start), "{kind:?}");
+            assert!(test.owns(start), "{kind:?}");
             let elsewhere = test.image(kind);
             let stays = test.function_of(elsewhere);
             for object in others(image) {
@@ -648,7 +638,7 @@ mod tests {
             assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{kind:?}");
             assert!(test.session.objects.functions.get(function).is_err());
             assert!(test.session.objects.functions.get(stays).is_ok());
-            assert!(!owns(&mut test, start), "{kind:?}");
+            assert!(!test.owns(start), "{kind:?}");
             assert_eq!(test.buried(), 1, "{kind:?}");
         }
     }
@@ -679,8 +669,8 @@ mod tests {
             test.status(Op::ImageLeave, &named(library), &[]),
             CUDA_SUCCESS
         );
-        assert!(!owns(&mut test, variables[0]));
-        assert!(owns(&mut test, variables[1]));
+        assert!(!test.owns(variables[0]));
+        assert!(test.owns(variables[1]));
     }
 
     #[test]
