@@ -14,6 +14,7 @@
 //! ```
 
 use super::base::account::{Account, Memory};
+use super::base::bounds;
 use super::base::call::Incoming;
 use super::base::call_error::CallError;
 use super::base::description::Description;
@@ -37,7 +38,7 @@ use mpsshim_model::limits::{Percentage, Terms};
 use mpsshim_model::policy::{LAUNCH_RUN, MarkKind};
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
-use mpsshim_proto::message::graph::CaptureBegin;
+use mpsshim_proto::message::graph::{CaptureBegin, GraphCreate, GraphNode};
 use mpsshim_proto::message::{
     CopyInline, EventCreate, GetFunction, HostAlloc, ImageLoad, MemGrant, Op, StreamCreate,
 };
@@ -526,6 +527,30 @@ impl Fixture {
         };
         assert_eq!(self.status(Op::EventCreate, &body, &[]), CUDA_SUCCESS);
         body.event
+    }
+
+    /// Creates a graph.
+    pub fn graph(&mut self) -> u64 {
+        let made = self.reply::<u64>(Op::GraphCreate, &GraphCreate::new_zeroed(), &[]);
+        made.expect("a graph")
+    }
+
+    /// Adds a node that does nothing to a graph.
+    pub fn node(&mut self, graph: u64) -> u64 {
+        let body = GraphNode {
+            object: graph,
+            kind: CU_GRAPH_NODE_TYPE_EMPTY,
+            ..GraphNode::new_zeroed()
+        };
+        let added = self.reply::<u64>(Op::GraphNode, &body, &[]);
+        added.expect("a node")
+    }
+
+    /// Whether the session's graphs and instances count none of the nodes and edges that it may have.
+    pub fn has_no_graph_parts(&mut self) -> bool {
+        let graphs = &mut self.session.objects.graphs;
+        let all = bounds::GRAPHS_PARTS;
+        graphs.hold(all).map(|()| graphs.let_go(all)).is_ok()
     }
 
     /// Begins a capture of a stream.
