@@ -708,7 +708,9 @@ mod tests {
             let status = test.told(Op::CaptureEnd, &Object { object: stream }, &[]);
             assert_eq!(status, FAULT);
             let graphs = &test.session.objects.graphs;
-            assert_eq!(graphs.graphs.get(graph).is_ok(), stays, "{name}");
+            let found = graphs.graphs.get(graph);
+            assert_eq!(found.is_ok(), stays, "{name}");
+            assert!(found.is_ok_and(|graph| !graph.filling) == stays, "{name}");
             assert!(
                 graphs.nodes.get(node).is_err(),
                 "the driver has no such node"

@@ -517,6 +517,21 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_a_pool_keeps_counts_after_an_allocation_that_failed() {
+        let mut test = Fixture::new(&[("cuMemAllocFromPoolAsync", obeys_with_handle as Function)]);
+        let body = alloc(&mut test);
+        let address: u64 = test.reply(Op::PoolAlloc, &body, &[]).expect("memory");
+        let free = PoolFree {
+            address,
+            stream: body.stream,
+        };
+        assert_eq!(test.status(Op::PoolFree, &free, &[]), CUDA_SUCCESS);
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let status = test.status(Op::PoolAlloc, &body, &[]);
+        assert_eq!((status, test.held()), (CUDA_ERROR_NOT_SUPPORTED, LEN));
+    }
+
+    #[test]
     fn memory_of_a_destroyed_pool_stays_the_clients() {
         let mut test = Fixture::new(&[]);
         let body = alloc(&mut test);
