@@ -5,7 +5,7 @@
 //! let status = test.status(Op::CopyInline, &body, &data);
 //! ```
 //!
-//! A function that [`obeys`] fails when the test says so, which may be after it has made the objects that it needs:
+//! The function [`obeys`] fails when the test orders it, for example after it has made the objects that it needs:
 //!
 //! ```text
 //! let mut test = Fixture::new(&[("cuEventRecordWithFlags", obeys as Function)]);
@@ -462,7 +462,7 @@ impl Fixture {
         self._outlets.buried.try_iter().count()
     }
 
-    /// What functions that [`obeys`] return from now on.
+    /// Sets the status that [`obeys`] and [`obeys_with_handle`] return from now on.
     pub fn orders(&self, status: CUresult) {
         ORDERED.store(status.0, Ordering::Relaxed);
     }
@@ -598,7 +598,7 @@ impl Fixture {
             .expect("pinned memory")
     }
 
-    /// A load of a text of which the client has sent the descriptor. It wants logs, so that nobody shares the image.
+    /// A load of a text of which the client has sent the descriptor. It wants logs, so that no other client shares the image.
     pub fn load(&mut self, kind: Kind) -> ImageLoad {
         const TEXT: &[u8] = b".version 8.0";
         self.sends(sealed(TEXT));

@@ -560,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn a_captured_memset_of_other_memory_names_memory_that_nobody_has() {
+    fn a_captured_memset_of_other_memory_gets_an_address_of_no_client() {
         let mut test = Fixture::new(&[("cuMemsetD8Async", records as Function)]);
         let (own, stream) = (test.memory(UNIT), test.stream());
         test.captures(stream);
