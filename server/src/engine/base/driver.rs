@@ -213,6 +213,17 @@ pub fn is_sticky(status: CUresult) -> bool {
     )
 }
 
+/// The `extra` argument of a launch whose packed parameters are `size` bytes at `params`. Valid for as long as `size`.
+pub fn packed(params: *mut u8, size: &mut usize) -> [*mut c_void; 5] {
+    [
+        CU_LAUNCH_PARAM_BUFFER_POINTER as *mut c_void,
+        params.cast(),
+        CU_LAUNCH_PARAM_BUFFER_SIZE as *mut c_void,
+        std::ptr::from_mut(size).cast(),
+        CU_LAUNCH_PARAM_END as *mut c_void,
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -231,15 +242,4 @@ mod tests {
         let found = mpsshim_signatures::differences(all.concat());
         assert!(found.is_empty(), "{}", found.join("\n"));
     }
-}
-
-/// The `extra` argument of a launch whose packed parameters are `size` bytes at `params`. Valid for as long as `size`.
-pub fn packed(params: *mut u8, size: &mut usize) -> [*mut c_void; 5] {
-    [
-        CU_LAUNCH_PARAM_BUFFER_POINTER as *mut c_void,
-        params.cast(),
-        CU_LAUNCH_PARAM_BUFFER_SIZE as *mut c_void,
-        std::ptr::from_mut(size).cast(),
-        CU_LAUNCH_PARAM_END as *mut c_void,
-    ]
 }

@@ -397,3 +397,412 @@ impl Session {
         objects.chain(arrays.map(Buried::Array)).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{
+        FAULT, Fixture, Function, counts, fails, obeys, obeys_with_handle, others, records,
+    };
+    use mpsshim_proto::message::Op;
+    use mpsshim_proto::segment::STAGING_LEN;
+
+    const UNIT: u64 = 2 << 20;
+
+    /// Of 16 by 4 elements of 4 bytes, mipmapped or not.
+    fn create(test: &mut Fixture, kind: Kind) -> ArrayCreate {
+        ArrayCreate {
+            array: test.new_handle(kind),
+            size: [16, 4, 0],
+            format: CU_AD_FORMAT_FLOAT,
+            channels: 1,
+            levels: 1,
+            ..ArrayCreate::default()
+        }
+    }
+
+    fn array(test: &mut Fixture, kind: Kind) -> u64 {
+        let body = create(test, kind);
+        assert_eq!(test.status(Op::ArrayCreate, &body, &[]), CUDA_SUCCESS);
+        body.array
+    }
+
+    const KINDS: [(Kind, &str); 2] = [
+        (Kind::Array, "cuArray3DCreate_v2"),
+        (Kind::MipmappedArray, "cuMipmappedArrayCreate"),
+    ];
+
+    fn arrays(test: &Fixture) -> usize {
+        test.session.objects.arrays.len() + test.session.objects.mipmaps.len()
+    }
+
+    #[test]
+    fn an_array_that_is_not_created_does_not_count() {
+        for (kind, name) in KINDS {
+            let mut test = Fixture::new(&[(name, obeys_with_handle as Function)]);
+            let good = create(&mut test, kind);
+            let elsewhere = ArrayCreate { device: 1, ..good };
+            let status = test.status(Op::ArrayCreate, &elsewhere, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_DEVICE, "{kind:?}");
+            test.limit(1000);
+            let large = ArrayCreate {
+                size: [u64::MAX, 4, 0],
+                ..good
+            };
+            let status = test.status(Op::ArrayCreate, &large, &[]);
+            assert_eq!(status, CUDA_ERROR_OUT_OF_MEMORY, "{kind:?}");
+            test.orders(CUDA_ERROR_NOT_SUPPORTED);
+            let status = test.status(Op::ArrayCreate, &good, &[]);
+            assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED, "{kind:?}");
+            assert_eq!((test.held(), arrays(&test)), (0, 0), "{kind:?}");
+            test.orders(CUDA_SUCCESS);
+            assert_eq!(test.status(Op::ArrayCreate, &good, &[]), CUDA_SUCCESS);
+            let held = test.held();
+            assert!(held >= 256 && arrays(&test) == 1, "{kind:?}");
+            // The handle is taken: the driver's array goes when all is quiet.
+            let status = test.status(Op::ArrayCreate, &good, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{kind:?}");
+            assert_eq!(test.held(), 2 * held);
+            assert_eq!((test.buried(), test.held()), (1, held), "{kind:?}");
+            test.orders(FAULT);
+            let more = create(&mut test, kind);
+            assert_eq!(test.told(Op::ArrayCreate, &more, &[]), FAULT);
+            assert!(test.has_ended(), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_part_is_of_an_array_of_the_session_and_ends_with_it() {
+        for (kind, name) in [
+            (Kind::Array, "cuArrayGetPlane"),
+            (Kind::MipmappedArray, "cuMipmappedArrayGetLevel"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys_with_handle as Function)]);
+            let parent = array(&mut test, kind);
+            let body = ArrayPart {
+                parent,
+                part: test.new_handle(Kind::Array),
+                ..ArrayPart::default()
+            };
+            for parent in others(parent) {
+                let body = ArrayPart { parent, ..body };
+                let status = test.status(Op::ArrayPart, &body, &[]);
+                assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{parent:#x}");
+            }
+            for (ordered, status, count) in [
+                (CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED, 1),
+                (CUDA_SUCCESS, CUDA_SUCCESS, 2),
+                (CUDA_SUCCESS, CUDA_ERROR_INVALID_HANDLE, 2),
+            ] {
+                test.orders(ordered);
+                assert_eq!(test.status(Op::ArrayPart, &body, &[]), status);
+                assert_eq!(arrays(&test), count, "{kind:?} {status}");
+            }
+            let whole = message::Object { object: parent };
+            assert_eq!(test.status(Op::ArrayDestroy, &whole, &[]), CUDA_SUCCESS);
+            assert_eq!(arrays(&test), 0, "{kind:?}");
+            let again = test.status(Op::ArrayDestroy, &whole, &[]);
+            assert_eq!(again, CUDA_ERROR_INVALID_HANDLE, "{kind:?}");
+            assert_eq!((test.buried(), test.held()), (1, 0), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_part_that_the_driver_does_not_describe_gets_no_handle() {
+        let refuses = fails::<{ CUDA_ERROR_NOT_SUPPORTED.0 }>;
+        let mut test = Fixture::new(&[("cuArray3DGetDescriptor_v2", refuses as Function)]);
+        let body = ArrayPart {
+            parent: array(&mut test, Kind::Array),
+            part: test.new_handle(Kind::Array),
+            ..ArrayPart::default()
+        };
+        let status = test.status(Op::ArrayPart, &body, &[]);
+        assert_eq!((status, arrays(&test)), (CUDA_ERROR_NOT_SUPPORTED, 1));
+    }
+
+    #[test]
+    fn the_driver_is_asked_of_arrays_of_the_session_only() {
+        for (kind, what, name) in [
+            (Kind::Array, 0, "cuArrayGetMemoryRequirements"),
+            (Kind::Array, 1, "cuArrayGetSparseProperties"),
+            (
+                Kind::MipmappedArray,
+                0,
+                "cuMipmappedArrayGetMemoryRequirements",
+            ),
+            (
+                Kind::MipmappedArray,
+                1,
+                "cuMipmappedArrayGetSparseProperties",
+            ),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let good = ArrayQuery {
+                array: array(&mut test, kind),
+                kind: what,
+                device: 0,
+            };
+            for array in others(good.array) {
+                let status = test.status(Op::ArrayQuery, &ArrayQuery { array, ..good }, &[]);
+                assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{array:#x}");
+            }
+            let status = test.status(Op::ArrayQuery, &ArrayQuery { device: 1, ..good }, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_DEVICE, "{name}");
+            for (status, ends) in [
+                (CUDA_ERROR_NOT_SUPPORTED, false),
+                (CUDA_SUCCESS, false),
+                (FAULT, true),
+            ] {
+                test.orders(status);
+                assert_eq!(test.told(Op::ArrayQuery, &good, &[]), status, "{name}");
+                assert_eq!(test.has_ended(), ends, "{name} {status}");
+            }
+        }
+    }
+
+    fn device_side(address: u64) -> BoxSide {
+        BoxSide {
+            address,
+            pitch: 64,
+            rows: 2,
+            side: Side::Device as u32,
+            ..BoxSide::default()
+        }
+    }
+
+    fn other_side(side: u32, address: u64) -> BoxSide {
+        BoxSide {
+            side,
+            ..device_side(address)
+        }
+    }
+
+    /// Two slices of two rows of 8 bytes: 200 bytes of memory.
+    fn copy(to: BoxSide, from: BoxSide, stream: u64) -> CopyBox {
+        CopyBox {
+            to,
+            from,
+            width: 8,
+            height: 2,
+            depth: 2,
+            stream,
+        }
+    }
+
+    #[test]
+    fn both_sides_of_a_box_are_the_sessions() {
+        let mut test = Fixture::new(&[("cuMemcpy3DAsync_v2", counts as Function)]);
+        let (device, host) = (test.memory(UNIT), test.pinned(4096));
+        let (plain, stream) = (array(&mut test, Kind::Array), test.stream());
+        let mipmap = array(&mut test, Kind::MipmappedArray);
+        let good = device_side(device + UNIT - 200);
+        let value = CUDA_ERROR_INVALID_VALUE;
+        let pinned = Side::Host as u32;
+        let overlapping = BoxSide { pitch: 7, ..good };
+        let mut wrong = vec![
+            (device_side(device + UNIT - 199), value),
+            (device_side(device - 8), value),
+            (other_side(pinned, host + 4096 - 199), value),
+            (other_side(pinned, device), value),
+            (overlapping, value),
+            (other_side(ARRAY_SIDE, mipmap), CUDA_ERROR_INVALID_HANDLE),
+        ];
+        let no_arrays = others(plain).map(|array| other_side(ARRAY_SIDE, array));
+        wrong.extend(no_arrays.map(|side| (side, CUDA_ERROR_INVALID_HANDLE)));
+        for (side, status) in wrong {
+            for body in [copy(side, good, stream), copy(good, side, stream)] {
+                let refused = test.status(Op::CopyBox, &body, &[]);
+                assert_eq!(refused, status, "{:#x}", side.address);
+            }
+        }
+        for stream in others(stream) {
+            let status = test.status(Op::CopyBox, &copy(good, good, stream), &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{stream:#x}");
+        }
+        assert_eq!((test.calls(), test.session.flow.counts.copies), (0, 0));
+        let of_array = other_side(ARRAY_SIDE, plain);
+        for body in [copy(good, of_array, stream), copy(of_array, good, stream)] {
+            assert_eq!(test.status(Op::CopyBox, &body, &[]), CUDA_SUCCESS);
+        }
+        assert_eq!((test.calls(), test.session.flow.counts.copies), (2, 2));
+    }
+
+    #[test]
+    fn a_box_of_sides_that_do_not_exist_breaks_the_protocol() {
+        let mut test = Fixture::new(&[("cuMemcpy3DAsync_v2", counts as Function)]);
+        let (device, host) = (test.memory(UNIT), test.pinned(4096));
+        let (good, stream) = (device_side(device), test.stream());
+        let staging = Side::Staging as u32;
+        for side in [
+            other_side(3, device),
+            other_side(u32::MAX, device),
+            // Only the low byte would be a side.
+            other_side(256, device),
+            other_side(staging, STAGING_LEN as u64 - 199),
+        ] {
+            for body in [copy(side, good, stream), copy(good, side, stream)] {
+                assert!(test.is_violation(Op::CopyBox, &body, &[]), "{}", side.side);
+            }
+        }
+        let on_host = other_side(Side::Host as u32, host);
+        let needless = copy(on_host, on_host, stream);
+        assert!(test.is_violation(Op::CopyBox, &needless, &[]));
+        assert_eq!(test.calls(), 0);
+        // A graph may do it.
+        test.captures(stream);
+        assert_eq!(test.status(Op::CopyBox, &needless, &[]), CUDA_SUCCESS);
+    }
+
+    #[test]
+    fn a_box_that_the_driver_refuses_is_not_counted_and_a_fault_ends_the_session() {
+        let mut test = Fixture::new(&[("cuMemcpy3DAsync_v2", obeys as Function)]);
+        let side = device_side(test.memory(UNIT));
+        let body = copy(side, side, test.stream());
+        for (status, copies) in [(CUDA_ERROR_INVALID_VALUE, 0), (CUDA_SUCCESS, 1), (FAULT, 1)] {
+            test.orders(status);
+            assert_eq!(test.told(Op::CopyBox, &body, &[]), status);
+            assert_eq!(test.session.flow.counts.copies, copies, "{status}");
+        }
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn an_array_in_a_captured_copy_stays_when_it_is_destroyed() {
+        let mut test = Fixture::new(&[]);
+        let (device, stream) = (test.memory(UNIT), test.stream());
+        let object = array(&mut test, Kind::Array);
+        test.captures(stream);
+        let body = copy(other_side(ARRAY_SIDE, object), device_side(device), stream);
+        assert_eq!(test.status(Op::CopyBox, &body, &[]), CUDA_SUCCESS);
+        let body = message::Object { object };
+        assert_eq!(test.status(Op::ArrayDestroy, &body, &[]), CUDA_SUCCESS);
+        assert_eq!((test.buried(), arrays(&test)), (0, 0));
+        assert_eq!(test.session.objects.bound_arrays.len(), 1);
+    }
+
+    fn texture(kind: u32, words: [u64; 5]) -> TextureCreate {
+        let mut body = TextureCreate::default();
+        body.resource.kind = kind;
+        body.resource.words[..5].copy_from_slice(&words);
+        body
+    }
+
+    #[test]
+    fn a_texture_is_of_arrays_and_memory_of_the_session() {
+        let mut test = Fixture::new(&[
+            ("cuTexObjectCreate", counts as Function),
+            ("cuSurfObjectCreate", counts as Function),
+        ]);
+        let memory = test.memory(UNIT);
+        let (plain, mipmap) = (
+            array(&mut test, Kind::Array),
+            array(&mut test, Kind::MipmappedArray),
+        );
+        let (handle, value) = (CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE);
+        let of_array = |array| texture(CU_RESOURCE_TYPE_ARRAY, [array, 0, 0, 0, 0]);
+        let of_mipmap = |array| texture(CU_RESOURCE_TYPE_MIPMAPPED_ARRAY, [array, 0, 0, 0, 0]);
+        let linear = |at| texture(CU_RESOURCE_TYPE_LINEAR, [at, 0, 0, 0, 0]);
+        // Rows of 64 bytes.
+        let pitched = |at, rows| texture(CU_RESOURCE_TYPE_PITCH2D, [at, 0, 0, rows, 64]);
+        let elsewhere = TextureCreate {
+            device: 1,
+            ..linear(memory)
+        };
+        for (body, status) in [
+            (elsewhere, CUDA_ERROR_INVALID_DEVICE),
+            (of_array(mipmap), handle),
+            (of_array(plain + (1 << 32)), handle),
+            (of_mipmap(plain), handle),
+            (linear(memory - 8), value),
+            (linear(memory + UNIT), value),
+            (linear(0), value),
+            (pitched(memory, UNIT / 64 + 1), value),
+            (pitched(memory, u64::MAX), value),
+            (texture(99, [memory, 0, 0, 0, 0]), value),
+        ] {
+            for flags in [0, TEXTURE_HAS_VIEW, TEXTURE_IS_SURFACE] {
+                let body = TextureCreate { flags, ..body };
+                let refused = test.status(Op::TextureCreate, &body, &[]);
+                assert_eq!(refused, status, "{} {flags}", body.resource.kind);
+            }
+        }
+        assert_eq!((test.calls(), test.session.objects.textures.len()), (0, 0));
+        for body in [
+            of_array(plain),
+            of_mipmap(mipmap),
+            linear(memory),
+            pitched(memory, 4),
+        ] {
+            assert_eq!(test.status(Op::TextureCreate, &body, &[]), CUDA_SUCCESS);
+        }
+        assert_eq!(test.calls(), 4);
+    }
+
+    #[test]
+    fn a_texture_that_the_driver_does_not_create_is_not_the_sessions() {
+        for (flags, name) in [
+            (0, "cuTexObjectCreate"),
+            (TEXTURE_IS_SURFACE, "cuSurfObjectCreate"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys_with_handle as Function)]);
+            let body = TextureCreate {
+                flags,
+                ..texture(
+                    CU_RESOURCE_TYPE_ARRAY,
+                    [array(&mut test, Kind::Array), 0, 0, 0, 0],
+                )
+            };
+            for (status, count) in [(CUDA_ERROR_NOT_SUPPORTED, 0), (CUDA_SUCCESS, 1), (FAULT, 1)] {
+                test.orders(status);
+                assert_eq!(test.told(Op::TextureCreate, &body, &[]), status, "{name}");
+                assert_eq!(test.session.objects.textures.len(), count, "{name}");
+            }
+            assert!(test.has_ended(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_client_is_not_told_the_drivers_array() {
+        let mut test = Fixture::new(&[]);
+        let array = array(&mut test, Kind::Array);
+        let body = TextureCreate {
+            flags: TEXTURE_IS_SURFACE,
+            ..texture(CU_RESOURCE_TYPE_ARRAY, [array, 0, 0, 0, 0])
+        };
+        let info: TextureInfo = test.reply(Op::TextureCreate, &body, &[]).expect("it");
+        assert_eq!(info.resource.words[0], 0);
+    }
+
+    #[test]
+    fn a_texture_is_destroyed_once_and_as_the_object_that_it_is() {
+        for (flags, wrong, name) in [
+            (0, TEXTURE_IS_SURFACE, "cuTexObjectDestroy"),
+            (TEXTURE_IS_SURFACE, 0, "cuSurfObjectDestroy"),
+        ] {
+            let mut test = Fixture::new(&[(name, records as Function)]);
+            let body = TextureCreate {
+                flags,
+                ..texture(
+                    CU_RESOURCE_TYPE_ARRAY,
+                    [array(&mut test, Kind::Array), 0, 0, 0, 0],
+                )
+            };
+            let object: u64 = test.reply(Op::TextureCreate, &body, &[]).expect("it");
+            let end = |object, flags| TextureDestroy {
+                object,
+                flags,
+                pad: 0,
+            };
+            for body in [end(object, wrong), end(object + 1, flags), end(0, flags)] {
+                let status = test.status(Op::TextureDestroy, &body, &[]);
+                assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{name}");
+            }
+            assert_eq!(test.calls(), 0, "{name}");
+            let status = test.status(Op::TextureDestroy, &end(object, flags), &[]);
+            assert_eq!(status, CUDA_SUCCESS, "{name}");
+            assert_eq!(test.recorded()[0][0], object, "{name}");
+            let again = test.status(Op::TextureDestroy, &end(object, flags), &[]);
+            assert_eq!(again, CUDA_ERROR_INVALID_VALUE, "{name}");
+        }
+    }
+}

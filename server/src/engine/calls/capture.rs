@@ -515,3 +515,327 @@ pub fn all_nodes(shared: &Shared, graph: CUgraph) -> Result<Vec<CUgraphNode>, CU
     nodes.truncate(count);
     Ok(nodes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{FAULT, Fixture, Function, counts, obeys, others, records};
+    use mpsshim_proto::handle::Kind;
+    use mpsshim_proto::message::{Op, StreamCreate};
+
+    fn begin(stream: u64, graph: u64) -> CaptureBegin {
+        CaptureBegin {
+            stream,
+            graph,
+            ..CaptureBegin::default()
+        }
+    }
+
+    fn captures(test: &Fixture) -> usize {
+        test.session.objects.graphs.captures.len()
+    }
+
+    /// Says that a stream captures.
+    extern "C" fn is_capturing(_: u64, status: &mut u32) -> CUresult {
+        *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
+        CUDA_SUCCESS
+    }
+
+    const BEGIN: [(&str, Function); 2] = [
+        ("cuStreamBeginCapture_v2", counts as Function),
+        ("cuStreamBeginCaptureToGraph", counts as Function),
+    ];
+
+    #[test]
+    fn a_capture_begins_in_a_stream_of_the_session_that_does_not_capture() {
+        let mut test = Fixture::new(&BEGIN);
+        let (stream, capturing) = (test.stream(), test.stream());
+        let legacy = test.new_handle(Kind::Stream);
+        let body = StreamCreate {
+            stream: legacy,
+            legacy,
+            ..StreamCreate::default()
+        };
+        assert_eq!(test.status(Op::StreamCreate, &body, &[]), CUDA_SUCCESS);
+        test.captures(capturing);
+        test.calls();
+        let mut wrong = vec![
+            (legacy, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+            (capturing, CUDA_ERROR_ILLEGAL_STATE),
+        ];
+        wrong.extend(others(stream).map(|stream| (stream, CUDA_ERROR_INVALID_HANDLE)));
+        let graph = test.graph();
+        for (stream, status) in wrong {
+            for graph in [0, graph] {
+                let refused = test.status(Op::CaptureBegin, &begin(stream, graph), &[]);
+                assert_eq!(refused, status, "{stream:#x}");
+            }
+        }
+        assert_eq!((test.calls(), captures(&test)), (0, 1));
+    }
+
+    #[test]
+    fn a_capture_goes_into_a_graph_of_the_session_that_no_other_fills() {
+        let mut test = Fixture::new(&BEGIN);
+        let (stream, first, graph) = (test.stream(), test.stream(), test.graph());
+        for graph in &others(graph)[1..] {
+            let status = test.status(Op::CaptureBegin, &begin(stream, *graph), &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{graph:#x}");
+        }
+        let body = CaptureBegin {
+            nodes: 1,
+            ..begin(stream, graph)
+        };
+        let node = test.node(graph);
+        for node in others(node) {
+            let status = test.status(Op::CaptureBegin, &body, &node.to_le_bytes());
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{node:#x}");
+        }
+        assert_eq!(
+            test.status(Op::CaptureBegin, &begin(first, graph), &[]),
+            CUDA_SUCCESS
+        );
+        test.calls();
+        let status = test.status(Op::CaptureBegin, &body, &node.to_le_bytes());
+        assert_eq!(status, CUDA_ERROR_ILLEGAL_STATE);
+        assert_eq!((test.calls(), captures(&test)), (0, 1));
+    }
+
+    #[test]
+    fn nodes_and_edges_fit_the_message() {
+        let mut test = Fixture::new(&BEGIN);
+        let (stream, most) = (test.stream(), NODES_MOST as u32);
+        for (nodes, edges, rest) in [
+            (1, 0, 7),
+            (1, 1, 8 + size_of::<CUgraphEdgeData>() - 1),
+            (most + 1, 0, 8 * (NODES_MOST + 1)),
+            (u32::MAX, 0, 8),
+        ] {
+            let rest = vec![0; rest];
+            let body = CaptureBegin {
+                nodes,
+                edges,
+                ..begin(stream, 0)
+            };
+            assert!(test.is_violation(Op::CaptureBegin, &body, &rest), "{nodes}");
+            let body = CaptureUpdate {
+                stream,
+                nodes,
+                edges,
+                ..CaptureUpdate::default()
+            };
+            assert!(
+                test.is_violation(Op::CaptureUpdate, &body, &rest),
+                "{nodes}"
+            );
+        }
+        assert_eq!((test.calls(), captures(&test)), (0, 0));
+    }
+
+    #[test]
+    fn a_capture_that_the_driver_does_not_begin_is_none() {
+        for (into, (name, _)) in BEGIN.into_iter().enumerate() {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let (stream, graph) = (test.stream(), test.graph());
+            let body = begin(stream, if into == 0 { 0 } else { graph });
+            for (status, begun) in [(CUDA_ERROR_NOT_SUPPORTED, false), (CUDA_SUCCESS, true)] {
+                test.orders(status);
+                assert_eq!(test.told(Op::CaptureBegin, &body, &[]), status, "{name}");
+                assert_eq!(captures(&test), usize::from(begun), "{name}");
+                assert_eq!(test.session.is_capturing(stream), begun, "{name}");
+                let graph = test.session.objects.graphs.graphs.get(graph);
+                let filling = graph.expect("a graph").filling;
+                assert_eq!(filling, begun && into == 1, "{name}");
+            }
+            let other = begin(test.stream(), 0);
+            if into == 0 {
+                test.orders(FAULT);
+                assert_eq!(test.told(Op::CaptureBegin, &other, &[]), FAULT);
+                assert!(test.has_ended());
+            }
+        }
+    }
+
+    #[test]
+    fn a_capture_ends_with_a_graph_of_the_clients() {
+        let mut test = Fixture::new(&[]);
+        let stream = test.stream();
+        test.captures(stream);
+        for object in others(stream) {
+            let status = test.status(Op::CaptureEnd, &Object { object }, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{object:#x}");
+        }
+        assert_eq!(captures(&test), 1);
+        let body = Object { object: stream };
+        let graph = test
+            .reply::<u64>(Op::CaptureEnd, &body, &[])
+            .expect("a graph");
+        let found = test.session.objects.graphs.graphs.get(graph);
+        assert_eq!(found.expect("a graph").owner, Owner::Client);
+        assert_eq!(captures(&test), 0);
+        assert!(!test.session.is_capturing(stream));
+    }
+
+    #[test]
+    fn a_capture_that_ends_with_an_error_is_over_unless_it_goes_on_elsewhere() {
+        for (goes_on, name) in [(false, "none"), (true, "cuStreamIsCapturing")] {
+            let mut test = Fixture::new(&[
+                ("cuStreamEndCapture", obeys as Function),
+                (name, is_capturing as Function),
+            ]);
+            let stream = test.stream();
+            test.captures(stream);
+            test.orders(CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+            let status = test.status(Op::CaptureEnd, &Object { object: stream }, &[]);
+            assert_eq!(status, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+            assert_eq!(captures(&test), usize::from(goes_on));
+            assert_eq!(test.session.is_capturing(stream), goes_on);
+        }
+    }
+
+    #[test]
+    fn a_graph_whose_nodes_are_not_known_after_a_failed_capture_is_forgotten() {
+        for (name, stays) in [("none", true), ("cuGraphGetNodes", false)] {
+            let mut test = Fixture::new(&[
+                ("cuStreamEndCapture", obeys as Function),
+                (name, obeys as Function),
+            ]);
+            let (stream, graph) = (test.stream(), test.graph());
+            let node = test.node(graph);
+            let body = begin(stream, graph);
+            assert_eq!(test.status(Op::CaptureBegin, &body, &[]), CUDA_SUCCESS);
+            test.orders(FAULT);
+            let status = test.told(Op::CaptureEnd, &Object { object: stream }, &[]);
+            assert_eq!(status, FAULT);
+            let graphs = &test.session.objects.graphs;
+            let found = graphs.graphs.get(graph);
+            assert_eq!(found.is_ok(), stays, "{name}");
+            assert!(found.is_ok_and(|graph| !graph.filling) == stays, "{name}");
+            assert!(
+                graphs.nodes.get(node).is_err(),
+                "the driver has no such node"
+            );
+            assert!(test.has_ended());
+        }
+    }
+
+    #[test]
+    fn a_graph_of_a_destroyed_streams_capture_is_destroyed() {
+        let mut test = Fixture::new(&[("cuGraphDestroy", counts as Function)]);
+        let stream = test.stream();
+        test.captures(stream);
+        let body = Object { object: stream };
+        assert_eq!(test.status(Op::StreamDestroy, &body, &[]), CUDA_SUCCESS);
+        assert_eq!((test.calls(), captures(&test)), (1, 0));
+        assert!(test.session.objects.graphs.graphs.is_empty());
+        assert!(test.has_no_graph_parts());
+    }
+
+    /// Says that a capture fills graph 0x77, unless ordered otherwise.
+    extern "C" fn info(_: u64, status: &mut u32, _: &mut u64, graph: &mut CUgraph) -> CUresult {
+        (*status, *graph) = (CU_STREAM_CAPTURE_STATUS_ACTIVE, CUgraph(0x77));
+        obeys()
+    }
+
+    #[test]
+    fn the_state_of_a_capture_is_what_the_driver_says() {
+        let (three, two) = ("cuStreamGetCaptureInfo_v3", "cuStreamGetCaptureInfo_v2");
+        let mut test = Fixture::new(&[(three, obeys as Function), (two, info as Function)]);
+        let stream = test.stream();
+        test.captures(stream);
+        for object in others(stream) {
+            let status = test.status(Op::CaptureState, &Object { object }, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{object:#x}");
+        }
+        let body = Object { object: stream };
+        for status in [CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_UNKNOWN, FAULT] {
+            test.orders(status);
+            assert_eq!(test.told(Op::CaptureState, &body, &[]), status);
+        }
+        assert!(test.has_ended());
+        assert!(test.session.objects.graphs.graphs.is_empty());
+        drop(test);
+        let mut test = Fixture::new(&[(three, info as Function), (two, info as Function)]);
+        let body = Object {
+            object: test.stream(),
+        };
+        test.captures(body.object);
+        let state: CaptureState = test.reply(Op::CaptureState, &body, &[]).expect("it");
+        assert_eq!((state.nodes, state.edges), (0, 0));
+        let graph = test.session.objects.graphs.graphs.get(state.graph);
+        let graph = graph.expect("a graph");
+        assert!(graph.filling && graph.owner == Owner::Capture);
+    }
+
+    #[test]
+    fn a_host_function_is_captured_in_a_capture_only() {
+        let mut test = Fixture::new(&[("cuStreamBatchMemOp_v2", obeys as Function)]);
+        let stream = test.stream();
+        let host = |stream| CaptureHost {
+            stream,
+            token: 5,
+            pad: 0,
+        };
+        let status = test.status(Op::CaptureHost, &host(stream), &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE);
+        for stream in others(stream) {
+            let status = test.status(Op::CaptureHost, &host(stream), &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{stream:#x}");
+        }
+        test.captures(stream);
+        for (status, hosts) in [(CUDA_ERROR_NOT_SUPPORTED, false), (CUDA_SUCCESS, true)] {
+            test.orders(status);
+            assert_eq!(test.told(Op::CaptureHost, &host(stream), &[]), status);
+            assert_eq!(test.session.objects.graphs.hosts, hosts);
+        }
+        test.orders(FAULT);
+        assert_eq!(test.told(Op::CaptureHost, &host(stream), &[]), FAULT);
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn the_next_node_depends_on_nodes_of_the_session() {
+        let name = "cuStreamUpdateCaptureDependencies_v2";
+        let mut test = Fixture::new(&[(name, obeys as Function)]);
+        let (stream, graph) = (test.stream(), test.graph());
+        let node = test.node(graph);
+        let update = |stream| CaptureUpdate {
+            stream,
+            nodes: 1,
+            ..CaptureUpdate::default()
+        };
+        for node in others(node) {
+            let status = test.status(Op::CaptureUpdate, &update(stream), &node.to_le_bytes());
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{node:#x}");
+        }
+        for stream in others(stream) {
+            let status = test.status(Op::CaptureUpdate, &update(stream), &node.to_le_bytes());
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{stream:#x}");
+        }
+        for status in [CUDA_ERROR_ILLEGAL_STATE, CUDA_SUCCESS, FAULT] {
+            test.orders(status);
+            let told = test.told(Op::CaptureUpdate, &update(stream), &node.to_le_bytes());
+            assert_eq!(told, status);
+        }
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn only_a_capture_is_broken() {
+        let mut test = Fixture::new(&[("cuStreamQuery", records as Function)]);
+        let (stream, capturing) = (test.stream(), test.stream());
+        test.captures(capturing);
+        test.recorded();
+        for object in others(stream) {
+            let status = test.status(Op::CaptureBreak, &Object { object }, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{object:#x}");
+        }
+        let body = Object { object: stream };
+        assert_eq!(test.status(Op::CaptureBreak, &body, &[]), CUDA_SUCCESS);
+        assert_eq!(test.recorded().len(), 0);
+        let body = Object { object: capturing };
+        assert_eq!(test.status(Op::CaptureBreak, &body, &[]), CUDA_SUCCESS);
+        let raw = test.session.objects.streams.get(capturing);
+        assert_eq!(test.recorded()[0][0], raw.expect("a stream").raw.0);
+    }
+}

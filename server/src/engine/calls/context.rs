@@ -137,3 +137,152 @@ impl Lasting for RaisedLimit {
         raise().map(drop).map_err(failed("a limit", record))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{FAULT, Fixture, Function, counts, fails, obeys};
+    use mpsshim_proto::message::Op;
+    use std::cell::Cell;
+
+    const HEAP: u32 = CU_LIMIT_MALLOC_HEAP_SIZE;
+    const MIB: u64 = 1 << 20;
+    /// The heap that a context begins with.
+    const FIRST: usize = 8 << 20;
+
+    thread_local! {
+        /// The heap that the context has.
+        static HAS: Cell<usize> = const { Cell::new(FIRST) };
+    }
+
+    extern "C" fn get(value: &mut usize) -> CUresult {
+        *value = HAS.get();
+        CUDA_SUCCESS
+    }
+
+    extern "C" fn set(_: u32, value: usize) -> CUresult {
+        if obeys() == CUDA_SUCCESS {
+            HAS.set(value);
+        }
+        obeys()
+    }
+
+    fn limit(limit: u32, value: u64) -> Limit {
+        Limit {
+            value,
+            limit,
+            device: 0,
+        }
+    }
+
+    /// A session in a context whose heap is as at first.
+    fn fixture(functions: &[(&'static str, Function)]) -> Fixture {
+        let first = [
+            ("cuCtxGetLimit", get as Function),
+            ("cuCtxSetLimit", set as Function),
+        ];
+        let test = Fixture::new(&[functions, &first].concat());
+        HAS.set(FIRST);
+        test
+    }
+
+    #[test]
+    fn limits_and_contexts_are_of_devices_that_exist() {
+        let mut test = Fixture::new(&[
+            ("cuCtxGetLimit", counts as Function),
+            ("cuCtxSetLimit", counts as Function),
+            ("cuDevicePrimaryCtxRetain", counts as Function),
+        ]);
+        let body = Limit {
+            device: 1,
+            ..limit(HEAP, MIB)
+        };
+        for op in [Op::GetLimit, Op::SetLimit] {
+            let status = test.status(op, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_DEVICE, "{op:?}");
+        }
+        let second = Attach { device: 1, pad: 0 };
+        let status = test.status(Op::Attach, &second, &[]);
+        assert_eq!((status, test.calls()), (CUDA_ERROR_INVALID_DEVICE, 0));
+    }
+
+    #[test]
+    fn a_limit_that_the_driver_does_not_know_is_its_error() {
+        let name = "cuCtxGetLimit";
+        let refuses = fails::<{ CUDA_ERROR_UNSUPPORTED_LIMIT.0 }>;
+        let mut test = Fixture::new(&[(name, refuses as Function)]);
+        for op in [Op::GetLimit, Op::SetLimit] {
+            for which in [HEAP, CU_LIMIT_PERSISTING_L2_CACHE_SIZE, 99] {
+                let status = test.status(op, &limit(which, 1), &[]);
+                assert_eq!(status, CUDA_ERROR_UNSUPPORTED_LIMIT, "{op:?} {which}");
+            }
+        }
+        assert!(!test.session.objects.raised_limits.any());
+        drop(test);
+        let mut test = Fixture::new(&[(name, obeys as Function)]);
+        test.orders(FAULT);
+        assert_eq!(test.told(Op::GetLimit, &limit(HEAP, 0), &[]), FAULT);
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn a_raised_limit_counts_beyond_what_a_context_begins_with() {
+        let mut test = fixture(&[]);
+        let status = test.status(Op::SetLimit, &limit(HEAP, u64::MAX), &[]);
+        assert_eq!(status, CUDA_ERROR_OUT_OF_MEMORY, "beyond all bounds");
+        test.limit(20 * MIB);
+        let status = test.status(Op::SetLimit, &limit(HEAP, 30 * MIB), &[]);
+        assert_eq!(status, CUDA_ERROR_OUT_OF_MEMORY, "beyond the client's");
+        assert_eq!(test.held(), 0);
+        let lower = test.reply::<u64>(Op::SetLimit, &limit(HEAP, 5 * MIB), &[]);
+        assert_eq!((lower, test.held()), (Ok(5 * MIB), 0));
+        assert_eq!(HAS.get(), FIRST, "it is everyone's");
+        let higher = test.reply::<u64>(Op::SetLimit, &limit(HEAP, 12 * MIB), &[]);
+        assert_eq!((higher, test.held()), (Ok(12 * MIB), 4 * MIB));
+        let first = test.reply::<u64>(Op::GetLimit, &limit(HEAP, 0), &[]);
+        assert_eq!(first, Ok(8 * MIB), "what others raise is not told");
+    }
+
+    #[test]
+    fn a_limit_that_the_driver_does_not_raise_counts_as_before() {
+        let mut test = fixture(&[]);
+        for held in [0, MIB] {
+            let body = limit(HEAP, 20 * MIB);
+            test.orders(CUDA_ERROR_NOT_SUPPORTED);
+            let status = test.status(Op::SetLimit, &body, &[]);
+            assert_eq!((status, test.held()), (CUDA_ERROR_NOT_SUPPORTED, held));
+            test.orders(CUDA_SUCCESS);
+            let body = limit(HEAP, 9 * MIB);
+            assert_eq!(test.status(Op::SetLimit, &body, &[]), CUDA_SUCCESS);
+            assert_eq!(test.held(), MIB);
+        }
+        test.orders(FAULT);
+        assert_eq!(test.told(Op::SetLimit, &limit(HEAP, 20 * MIB), &[]), FAULT);
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn limits_of_what_all_share_are_not_set() {
+        let mut test = fixture(&[("cuCtxSetLimit", counts as Function)]);
+        // The heap of all is set when a context is made.
+        test.calls();
+        for (body, status) in [
+            (
+                limit(CU_LIMIT_MAX_L2_FETCH_GRANULARITY, L2_FETCH_MAX + 1),
+                CUDA_ERROR_INVALID_VALUE,
+            ),
+            (
+                limit(CU_LIMIT_MAX_L2_FETCH_GRANULARITY, L2_FETCH_MAX),
+                CUDA_SUCCESS,
+            ),
+            (
+                limit(CU_LIMIT_PERSISTING_L2_CACHE_SIZE, u64::MAX),
+                CUDA_SUCCESS,
+            ),
+            (limit(99, 1), CUDA_ERROR_NOT_PERMITTED),
+        ] {
+            assert_eq!(test.status(Op::SetLimit, &body, &[]), status);
+        }
+        assert_eq!((test.calls(), test.held()), (0, 0));
+    }
+}

@@ -220,6 +220,12 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::testing::{
+        FAULT, Fixture, Function, counts, obeys, others, records, sealed,
+    };
+    use mpsshim_proto::message::Op;
+    use mpsshim_proto::message::memory::FileRegister;
+    use mpsshim_proto::segment::STAGING_LEN;
 
     fn extent(at: [u64; 3], pitch: u64, rows: u64, size: [u64; 3]) -> Result<u64, CUresult> {
         Rows { at, pitch, rows }.extent(size)
@@ -272,5 +278,296 @@ mod tests {
         assert_eq!(memset_extent(1, 1, 0, 8), refused);
         assert_eq!(memset_extent(4, 1 << 62, 1, 0), refused);
         assert_eq!(memset_extent(1, 1, 3, 1 << 63), refused);
+    }
+    const UNIT: u64 = 2 << 20;
+    const DEVICE: u32 = Side::Device as u32;
+    const HOST: u32 = Side::Host as u32;
+    const STAGING: u32 = Side::Staging as u32;
+
+    /// A registered file of one page that devices may only read.
+    fn read_only_file(test: &mut Fixture) -> u64 {
+        test.sends(sealed(&[0; 4096]));
+        let body = FileRegister {
+            len: 4096,
+            flags: CU_MEMHOSTREGISTER_READ_ONLY,
+            ..FileRegister::default()
+        };
+        let start = test.reply::<u64>(Op::FileRegister, &body, &[]);
+        start.expect("a file")
+    }
+
+    fn raw(test: &Fixture, stream: u64) -> u64 {
+        let stream = test.session.objects.streams.get(stream);
+        stream.expect("a stream").raw.0
+    }
+
+    #[test]
+    fn an_inline_copy_needs_memory_and_a_stream_of_the_session() {
+        let mut test = Fixture::new(&[("cuMemcpyHtoDAsync_v2", records as Function)]);
+        let (to, stream) = (test.memory(UNIT), test.stream());
+        let file = read_only_file(&mut test);
+        let copy = |to, stream| CopyInline { to, stream, len: 8 };
+        for to in [0, to - 1, to + UNIT - 7, to + UNIT, file, u64::MAX - 7] {
+            let status = test.status(Op::CopyInline, &copy(to, stream), &[0; 8]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{to:#x}");
+        }
+        for stream in others(stream) {
+            let status = test.status(Op::CopyInline, &copy(to, stream), &[0; 8]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{stream:#x}");
+        }
+        assert_eq!((test.calls(), test.session.flow.counts.copies), (0, 0));
+        let last = copy(to + UNIT - 8, stream);
+        assert_eq!(test.status(Op::CopyInline, &last, &[0; 8]), CUDA_SUCCESS);
+        let [at, _, len, on, ..] = test.recorded()[0];
+        assert_eq!((at, len, on), (last.to, 8, raw(&test, stream)));
+    }
+
+    #[test]
+    fn the_data_of_an_inline_copy_lies_in_its_message() {
+        let mut test = Fixture::new(&[("cuMemcpyHtoDAsync_v2", counts as Function)]);
+        let (to, stream) = (test.memory(UNIT), test.stream());
+        for len in [9, INLINE_COPY_MAX as u64 + 1, u64::MAX] {
+            let body = CopyInline { to, stream, len };
+            let data = vec![0; len.min(8 << 10) as usize - 1];
+            assert!(test.is_violation(Op::CopyInline, &body, &data), "{len}");
+        }
+        assert_eq!(test.calls(), 0);
+        let len = INLINE_COPY_MAX as u64;
+        let body = CopyInline { to, stream, len };
+        let most = [0; INLINE_COPY_MAX];
+        assert_eq!(test.status(Op::CopyInline, &body, &most), CUDA_SUCCESS);
+    }
+
+    #[test]
+    fn a_copy_outside_the_sessions_memory_is_refused() {
+        let mut test = Fixture::new(&[
+            ("cuMemcpyHtoDAsync_v2", counts as Function),
+            ("cuMemcpyDtoHAsync_v2", counts as Function),
+            ("cuMemcpyDtoDAsync_v2", counts as Function),
+        ]);
+        let (device, host) = (test.memory(UNIT), test.pinned(4096));
+        let (file, stream) = (read_only_file(&mut test), test.stream());
+        for (sides, to, from) in [
+            (DEVICE | DEVICE << 8, device + UNIT - 7, device),
+            (DEVICE | DEVICE << 8, device, device + UNIT - 7),
+            (DEVICE | HOST << 8, device, host + 4096 - 7),
+            (HOST | DEVICE << 8, host + 4096 - 7, device),
+            (HOST | DEVICE << 8, file, device),
+            (DEVICE | HOST << 8, device, device),
+            (DEVICE | STAGING << 8, device - UNIT, 0),
+        ] {
+            let body = Copy {
+                to,
+                from,
+                len: 8,
+                stream,
+                sides,
+                pad: 0,
+            };
+            let status = test.status(Op::Copy, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{sides:#x} {to:#x}");
+        }
+        assert_eq!((test.calls(), test.session.flow.counts.copies), (0, 0));
+    }
+
+    #[test]
+    fn a_copy_of_sides_that_do_not_exist_breaks_the_protocol() {
+        let mut test = Fixture::new(&[("cuMemcpyHtoDAsync_v2", counts as Function)]);
+        let (device, host) = (test.memory(UNIT), test.pinned(4096));
+        let stream = test.stream();
+        let area = STAGING_LEN as u64;
+        for (sides, to, from) in [
+            (3 | DEVICE << 8, device, device),
+            (DEVICE | 3 << 8, device, device),
+            (HOST | HOST << 8, host, host),
+            (DEVICE | STAGING << 8, device, area - 7),
+            (DEVICE | STAGING << 8, device, u64::MAX),
+        ] {
+            let body = Copy {
+                to,
+                from,
+                len: 8,
+                stream,
+                sides,
+                pad: 0,
+            };
+            assert!(test.is_violation(Op::Copy, &body, &[]), "{sides:#x}");
+        }
+        assert_eq!(test.calls(), 0);
+        let body = Copy {
+            to: device,
+            from: area - 8,
+            len: 8,
+            stream,
+            sides: DEVICE | STAGING << 8,
+            pad: 0,
+        };
+        assert_eq!(test.status(Op::Copy, &body, &[]), CUDA_SUCCESS);
+    }
+
+    #[test]
+    fn each_copy_is_one_call_of_the_driver_and_returns_its_error() {
+        let (htod, dtoh, dtod) = (
+            "cuMemcpyHtoDAsync_v2",
+            "cuMemcpyDtoHAsync_v2",
+            "cuMemcpyDtoDAsync_v2",
+        );
+        // Sides, whether the stream captures, the function.
+        for (to_side, from_side, capturing, name) in [
+            (DEVICE, DEVICE, false, dtod),
+            (DEVICE, HOST, false, htod),
+            (DEVICE, STAGING, false, htod),
+            (HOST, DEVICE, false, dtoh),
+            (HOST, HOST, true, "cuMemcpyAsync"),
+            (DEVICE, DEVICE | SIDES_UNNAMED >> 8, true, "cuMemcpyAsync"),
+            (DEVICE, DEVICE, true, dtod),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let (device, host) = (test.memory(UNIT), test.pinned(4096));
+            let stream = test.stream();
+            if capturing {
+                test.captures(stream);
+            }
+            let place = |side| [device, host, 0][(side & 0xff) as usize];
+            let body = Copy {
+                to: place(to_side),
+                from: place(from_side),
+                len: 8,
+                stream,
+                sides: to_side | from_side << 8,
+                pad: 0,
+            };
+            test.orders(CUDA_ERROR_NOT_SUPPORTED);
+            let status = test.status(Op::Copy, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED, "{:#x}", body.sides);
+            assert_eq!(test.session.flow.counts.copies, 0, "{name}");
+            test.orders(CUDA_SUCCESS);
+            assert_eq!(test.status(Op::Copy, &body, &[]), CUDA_SUCCESS);
+            assert_eq!(test.session.flow.counts.copies, 1, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_copy_that_faults_ends_the_session() {
+        let mut test = Fixture::new(&[("cuMemcpyHtoDAsync_v2", obeys as Function)]);
+        let body = CopyInline {
+            to: test.memory(UNIT),
+            stream: test.stream(),
+            len: 8,
+        };
+        for (status, ends) in [(CUDA_ERROR_INVALID_VALUE, false), (FAULT, true)] {
+            test.orders(status);
+            assert_eq!(test.told(Op::CopyInline, &body, &[0; 8]), status);
+            assert_eq!(test.has_ended(), ends, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_copy_between_two_devices_is_made_by_both_contexts() {
+        let mut test = Fixture::with_devices(
+            2,
+            &[
+                ("cuMemcpyPeerAsync", obeys as Function),
+                ("cuMemcpyDtoDAsync_v2", counts as Function),
+            ],
+        );
+        let body = Copy {
+            to: test.memory_of(0, UNIT),
+            from: test.memory_of(1, UNIT),
+            len: 8,
+            stream: test.stream(),
+            ..Copy::default()
+        };
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let status = test.status(Op::Copy, &body, &[]);
+        assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED);
+        test.orders(CUDA_SUCCESS);
+        assert_eq!(test.status(Op::Copy, &body, &[]), CUDA_SUCCESS);
+        assert_eq!((test.calls(), test.session.flow.counts.copies), (0, 1));
+    }
+
+    /// A memset of 4 rows of 3 elements at 64 bytes, or of one row.
+    fn set(to: u64, stream: u64, element: u32, height: u64) -> Memset {
+        Memset {
+            to,
+            stream,
+            width: 3,
+            height,
+            pitch: 64,
+            value: 0x0102_0304,
+            element,
+        }
+    }
+
+    const MEMSETS: [(u32, u64, &str); 6] = [
+        (1, 1, "cuMemsetD8Async"),
+        (2, 1, "cuMemsetD16Async"),
+        (4, 1, "cuMemsetD32Async"),
+        (1, 4, "cuMemsetD2D8Async"),
+        (2, 4, "cuMemsetD2D16Async"),
+        (4, 4, "cuMemsetD2D32Async"),
+    ];
+
+    #[test]
+    fn a_memset_outside_the_sessions_memory_is_refused() {
+        let mut test = Fixture::new(&MEMSETS.map(|(.., name)| (name, counts as Function)));
+        let (to, stream) = (test.memory(UNIT), test.stream());
+        let file = read_only_file(&mut test);
+        for (element, height, _) in MEMSETS {
+            let len = 64 * (height - 1) + 3 * u64::from(element);
+            for to in [to - 1, to + UNIT - len + 1, file, 0] {
+                let body = set(to, stream, element, height);
+                let status = test.status(Op::Memset, &body, &[]);
+                assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{element} {to:#x}");
+            }
+            for stream in others(stream) {
+                let body = set(to, stream, element, height);
+                let status = test.status(Op::Memset, &body, &[]);
+                assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{stream:#x}");
+            }
+            assert_eq!(test.calls(), 0);
+            let body = set(to + UNIT - len, stream, element, height);
+            assert_eq!(test.status(Op::Memset, &body, &[]), CUDA_SUCCESS);
+            assert_eq!(test.calls(), 1);
+        }
+    }
+
+    #[test]
+    fn a_memset_of_other_elements_breaks_the_protocol() {
+        let mut test = Fixture::new(&[]);
+        let (to, stream) = (test.memory(UNIT), test.stream());
+        for element in [0, 3, 8] {
+            assert!(test.is_violation(Op::Memset, &set(to, stream, element, 1), &[]));
+            assert!(test.is_violation(Op::Memset, &set(to, stream, element, 4), &[]));
+        }
+        assert_eq!(test.session.flow.counts.copies, 0);
+    }
+
+    #[test]
+    fn a_memset_returns_the_error_of_the_driver() {
+        for (element, height, name) in MEMSETS {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let body = set(test.memory(UNIT), test.stream(), element, height);
+            for status in [CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS] {
+                test.orders(status);
+                assert_eq!(test.status(Op::Memset, &body, &[]), status, "{name}");
+            }
+            assert_eq!(test.session.flow.counts.copies, 1, "{name}");
+            test.orders(FAULT);
+            assert_eq!(test.told(Op::Memset, &body, &[]), FAULT, "{name}");
+            assert!(test.has_ended(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_captured_memset_of_other_memory_gets_an_address_of_no_client() {
+        let mut test = Fixture::new(&[("cuMemsetD8Async", records as Function)]);
+        let (own, stream) = (test.memory(UNIT), test.stream());
+        test.captures(stream);
+        for (to, named) in [(own, own), (own + UNIT, NOBODYS)] {
+            let body = set(to, stream, 1, 1);
+            assert_eq!(test.status(Op::Memset, &body, &[]), CUDA_SUCCESS);
+            assert_eq!(test.recorded()[0][..3], [named, 0x0102_0304 & 0xff, 3]);
+        }
     }
 }

@@ -313,3 +313,346 @@ impl Session {
         Ok(super::value(ms.to_bits().into()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{
+        FAULT, Fixture, Function, counts, fails, obeys, obeys_with_handle, others, records,
+    };
+    use mpsshim_proto::handle::Kind;
+    use mpsshim_proto::message::Op;
+    use mpsshim_proto::segment::FLAGS;
+
+    fn on_stream(event: u64, stream: u64, flags: u32) -> EventOnStream {
+        EventOnStream {
+            event,
+            stream,
+            flags,
+            pad: 0,
+        }
+    }
+
+    fn records_it(test: &mut Fixture, event: u64, stream: u64) {
+        let body = on_stream(event, stream, 0);
+        assert_eq!(test.status(Op::EventRecord, &body, &[]), CUDA_SUCCESS);
+    }
+
+    /// A token with which other sessions open an event.
+    fn shares(test: &mut Fixture, event: u64) -> [u64; 8] {
+        let token = test.reply(Op::EventExport, &EventExport { event }, &[]);
+        token.expect("a token")
+    }
+
+    #[test]
+    fn an_event_of_no_device_is_not_created() {
+        let mut test = Fixture::new(&[("cuEventCreate", counts as Function)]);
+        let body = EventCreate {
+            event: test.new_handle(Kind::Event),
+            flags: 0,
+            device: 1,
+        };
+        let status = test.status(Op::EventCreate, &body, &[]);
+        assert_eq!((status, test.calls()), (CUDA_ERROR_INVALID_DEVICE, 0));
+        assert_eq!(test.session.objects.events.len(), 0);
+    }
+
+    #[test]
+    fn an_event_whose_handle_cannot_be_is_destroyed_again() {
+        let mut test = Fixture::new(&[("cuEventDestroy_v2", counts as Function)]);
+        let known = test.event();
+        let stream = test.new_handle(Kind::Stream);
+        for event in [known, stream, 0] {
+            let body = EventCreate {
+                event,
+                ..EventCreate::default()
+            };
+            let status = test.status(Op::EventCreate, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{event:#x}");
+            assert_eq!(test.calls(), 1, "{event:#x}");
+        }
+        assert_eq!(test.session.objects.events.len(), 1);
+    }
+
+    #[test]
+    fn an_event_that_the_driver_does_not_create_can_be_created_later() {
+        let mut test = Fixture::new(&[("cuEventCreate", obeys_with_handle as Function)]);
+        let body = EventCreate {
+            event: test.new_handle(Kind::Event),
+            ..EventCreate::default()
+        };
+        for (status, events) in [(CUDA_ERROR_OUT_OF_MEMORY, 0), (CUDA_SUCCESS, 1)] {
+            test.orders(status);
+            assert_eq!(test.told(Op::EventCreate, &body, &[]), status);
+            assert_eq!(test.session.objects.events.len(), events);
+        }
+        test.orders(FAULT);
+        let other = EventCreate {
+            event: test.new_handle(Kind::Event),
+            ..body
+        };
+        assert_eq!(test.told(Op::EventCreate, &other, &[]), FAULT);
+        assert!(test.has_ended());
+    }
+
+    /// Each operation on an event, with a handle of an event and of a stream.
+    fn refused(test: &mut Fixture, event: u64, stream: u64) -> [CUresult; 4] {
+        let on = on_stream(event, stream, 0);
+        let mark = MarkEvent {
+            event,
+            stream,
+            slot: 3,
+            value: 7,
+        };
+        [
+            test.status(Op::EventRecord, &on, &[]),
+            test.status(Op::StreamWaitEvent, &on, &[]),
+            test.status(Op::MarkEvent, &mark, &[]),
+            test.posted_error(),
+        ]
+    }
+
+    #[test]
+    fn an_event_is_recorded_and_awaited_in_a_stream_of_the_session() {
+        let mut test = Fixture::new(&[
+            ("cuEventRecordWithFlags", records as Function),
+            ("cuStreamWaitEvent", records as Function),
+            ("cuStreamWriteValue32_v2", records as Function),
+        ]);
+        let (event, stream) = (test.event(), test.stream());
+        for event in others(event) {
+            let all = refused(&mut test, event, stream);
+            assert_eq!(all, [CUDA_ERROR_INVALID_HANDLE; 4], "{event:#x}");
+        }
+        for stream in others(stream) {
+            let all = refused(&mut test, event, stream);
+            assert_eq!(all, [CUDA_ERROR_INVALID_HANDLE; 4], "{stream:#x}");
+        }
+        assert_eq!(test.calls(), 0);
+        let found = test.session.objects.events.get(event).expect("an event");
+        assert!(!found.is_recorded());
+        let raw = found.raw.0;
+        records_it(&mut test, event, stream);
+        assert_eq!(test.recorded()[0][0], raw);
+    }
+
+    #[test]
+    fn a_stream_does_not_wait_for_an_event_that_was_never_recorded() {
+        let mut test = Fixture::new(&[("cuStreamWaitEvent", counts as Function)]);
+        let (event, stream) = (test.event(), test.stream());
+        let body = on_stream(event, stream, 0);
+        let status = test.status(Op::StreamWaitEvent, &body, &[]);
+        assert_eq!((status, test.calls()), (CUDA_SUCCESS, 0));
+        records_it(&mut test, event, stream);
+        let status = test.status(Op::StreamWaitEvent, &body, &[]);
+        assert_eq!((status, test.calls()), (CUDA_SUCCESS, 1));
+    }
+
+    #[test]
+    fn an_external_wait_is_of_captures_only() {
+        let mut test = Fixture::new(&[("cuStreamWaitEvent", counts as Function)]);
+        let (event, stream) = (test.event(), test.stream());
+        records_it(&mut test, event, stream);
+        let body = on_stream(event, stream, CU_EVENT_WAIT_EXTERNAL);
+        let status = test.status(Op::StreamWaitEvent, &body, &[]);
+        assert_eq!((status, test.calls()), (CUDA_ERROR_ILLEGAL_STATE, 0));
+        test.captures(stream);
+        let status = test.status(Op::StreamWaitEvent, &body, &[]);
+        assert_eq!((status, test.calls()), (CUDA_SUCCESS, 1));
+    }
+
+    #[test]
+    fn an_event_that_the_driver_does_not_record_is_as_before() {
+        let mut test = Fixture::new(&[("cuEventRecordWithFlags", obeys as Function)]);
+        let (event, stream) = (test.event(), test.stream());
+        let body = on_stream(event, stream, 0);
+        for (status, recorded) in [(CUDA_ERROR_NOT_SUPPORTED, false), (CUDA_SUCCESS, true)] {
+            test.orders(status);
+            assert_eq!(test.told(Op::EventRecord, &body, &[]), status);
+            let found = test.session.objects.events.get(event);
+            assert_eq!(found.expect("an event").is_recorded(), recorded);
+        }
+        test.orders(FAULT);
+        assert_eq!(test.told(Op::EventRecord, &body, &[]), FAULT);
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn a_wait_that_fails_is_the_clients_error_and_a_fault_its_end() {
+        let mut test = Fixture::new(&[("cuStreamWaitEvent", obeys as Function)]);
+        let (event, stream) = (test.event(), test.stream());
+        records_it(&mut test, event, stream);
+        let body = on_stream(event, stream, 0);
+        for (status, ends) in [
+            (CUDA_ERROR_NOT_SUPPORTED, false),
+            (CUDA_SUCCESS, false),
+            (FAULT, true),
+        ] {
+            test.orders(status);
+            assert_eq!(test.told(Op::StreamWaitEvent, &body, &[]), status);
+            assert_eq!(test.has_ended(), ends, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_mark_of_an_event_needs_a_flag_of_the_table() {
+        let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", counts as Function)]);
+        let (event, stream) = (test.event(), test.stream());
+        for slot in [FLAGS as u32, u32::MAX] {
+            let body = MarkEvent {
+                event,
+                stream,
+                slot,
+                value: 7,
+            };
+            assert!(test.is_violation(Op::MarkEvent, &body, &[]), "{slot}");
+        }
+        assert_eq!((test.calls(), test.posted_error()), (0, CUDA_SUCCESS));
+    }
+
+    #[test]
+    fn a_mark_of_an_event_that_cannot_be_queued_is_written_behind_its_error() {
+        for name in ["cuStreamWaitEvent", "cuStreamWriteValue32_v2"] {
+            let refuses = fails::<{ CUDA_ERROR_NOT_SUPPORTED.0 }>;
+            let mut test = Fixture::new(&[(name, refuses as Function)]);
+            let body = MarkEvent {
+                event: test.event(),
+                stream: test.stream(),
+                slot: 3,
+                value: 7,
+            };
+            assert!(test.execute(Op::MarkEvent, &body, &[]).is_ok());
+            assert_eq!(test.posted_error(), CUDA_ERROR_NOT_SUPPORTED, "{name}");
+            assert_eq!(test.session.shared.flag(3), 7, "{name}");
+            assert!(!test.has_ended(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_mark_does_not_join_a_capture() {
+        let mut test = Fixture::new(&[("cuStreamWaitEvent", counts as Function)]);
+        let (event, captured, stream) = (test.event(), test.event(), test.stream());
+        let capturing = test.stream();
+        test.captures(capturing);
+        records_it(&mut test, captured, capturing);
+        for (event, stream, status) in [
+            (captured, stream, CUDA_ERROR_CAPTURED_EVENT),
+            (event, capturing, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED),
+        ] {
+            let body = MarkEvent {
+                event,
+                stream,
+                slot: 3,
+                value: 7,
+            };
+            assert_eq!(test.status(Op::MarkEvent, &body, &[]), status);
+            assert_eq!(test.posted_error(), status);
+            assert_eq!((test.calls(), test.session.shared.flag(3)), (0, 7));
+        }
+    }
+
+    #[test]
+    fn a_destroyed_event_is_named_no_more() {
+        let mut test = Fixture::new(&[("cuEventDestroy_v2", obeys as Function)]);
+        for status in [CUDA_SUCCESS, CUDA_ERROR_NOT_SUPPORTED, FAULT] {
+            let body = Object {
+                object: test.event(),
+            };
+            test.orders(status);
+            assert_eq!(test.told(Op::EventDestroy, &body, &[]), status);
+            let again = test.status(Op::EventDestroy, &body, &[]);
+            assert_eq!(again, CUDA_ERROR_INVALID_HANDLE);
+            assert_eq!(test.session.objects.events.len(), 0);
+        }
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn the_driver_is_asked_of_events_of_the_session_only() {
+        let mut test = Fixture::new(&[
+            ("cuEventQuery", obeys as Function),
+            ("cuEventElapsedTime", counts as Function),
+        ]);
+        let event = test.event();
+        test.orders(CUDA_ERROR_NOT_READY);
+        for object in others(event) {
+            let status = test.status(Op::EventQuery, &Object { object }, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{object:#x}");
+            for (start, end) in [(event, object), (object, event)] {
+                let body = EventPair { start, end };
+                let status = test.status(Op::EventElapsed, &body, &[]);
+                assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{object:#x}");
+            }
+        }
+        assert_eq!(test.calls(), 0);
+        for (status, ends) in [
+            (CUDA_ERROR_NOT_READY, false),
+            (CUDA_SUCCESS, false),
+            (FAULT, true),
+        ] {
+            test.orders(status);
+            let body = Object { object: event };
+            assert_eq!(test.told(Op::EventQuery, &body, &[]), status);
+            assert_eq!(test.has_ended(), ends, "{status}");
+        }
+    }
+
+    #[test]
+    fn only_an_event_of_the_session_is_exported() {
+        let mut test = Fixture::new(&[]);
+        let event = test.event();
+        for event in others(event) {
+            let status = test.status(Op::EventExport, &EventExport { event }, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{event:#x}");
+        }
+        let token = shares(&mut test, event);
+        assert_eq!(shares(&mut test, event), token, "it is the same event");
+    }
+
+    #[test]
+    fn an_event_is_opened_with_the_token_of_an_export_only() {
+        let mut test = Fixture::new(&[("cuEventCreate", obeys_with_handle as Function)]);
+        let event = test.event();
+        let token = shares(&mut test, event);
+        let import = |event, device, token| EventImport {
+            event,
+            device,
+            pad: 0,
+            token,
+        };
+        let new = test.new_handle(Kind::Event);
+        let mut wrong = token;
+        wrong[0] ^= 1;
+        for (body, status) in [
+            (import(new, 1, token), CUDA_ERROR_INVALID_DEVICE),
+            (import(new, 0, wrong), CUDA_ERROR_MAP_FAILED),
+            (import(new, 0, [0; 8]), CUDA_ERROR_MAP_FAILED),
+            (import(event, 0, token), CUDA_ERROR_INVALID_HANDLE),
+        ] {
+            let refused = test.status(Op::EventImport, &body, &[]);
+            assert_eq!(refused, status, "{:#x}", body.event);
+            assert_eq!(test.session.objects.events.len(), 1);
+        }
+        let body = import(new, 0, token);
+        assert_eq!(test.status(Op::EventImport, &body, &[]), CUDA_SUCCESS);
+        assert_eq!(test.session.objects.events.len(), 2);
+    }
+
+    #[test]
+    fn a_record_of_a_shared_event_that_fails_is_not_the_last_one() {
+        let mut test = Fixture::new(&[
+            ("cuEventRecordWithFlags", obeys as Function),
+            ("cuStreamWaitEvent", counts as Function),
+        ]);
+        let (event, stream) = (test.event(), test.stream());
+        shares(&mut test, event);
+        let body = on_stream(event, stream, 0);
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let status = test.status(Op::EventRecord, &body, &[]);
+        assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED);
+        test.orders(CUDA_SUCCESS);
+        records_it(&mut test, event, stream);
+        let status = test.status(Op::StreamWaitEvent, &body, &[]);
+        assert_eq!((status, test.calls()), (CUDA_SUCCESS, 1));
+    }
+}

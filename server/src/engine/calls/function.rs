@@ -305,3 +305,231 @@ impl Session {
         Ok(Vec::new())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{
+        FAULT, Fixture, Function as Symbol, counts, obeys, obeys_with_handle, others, records,
+    };
+    use mpsshim_proto::handle::Kind;
+    use mpsshim_proto::message::Op;
+
+    const NAME: &[u8] = b"kernel\0";
+
+    fn get(test: &mut Fixture, parent: u64) -> GetFunction {
+        GetFunction {
+            parent,
+            function: test.new_handle(Kind::Function),
+            ..GetFunction::default()
+        }
+    }
+
+    fn of(function: u64) -> FunctionAttribute {
+        FunctionAttribute {
+            function,
+            attribute: CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES,
+            value: 5,
+        }
+    }
+
+    #[test]
+    fn functions_have_clusters_and_local_memory_by_their_attributes() {
+        let mut attributes = [i32::MIN; 16];
+        assert!(!has_clusters(&attributes));
+        assert_eq!(local(&attributes), 0);
+        attributes[CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES as usize] = 48;
+        assert_eq!(local(&attributes), 48);
+        for attribute in [
+            CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET,
+            CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
+        ] {
+            let mut attributes = [0; 16];
+            attributes[attribute as usize] = 1;
+            assert!(has_clusters(&attributes), "{attribute}");
+        }
+    }
+
+    #[test]
+    fn a_function_is_looked_up_in_an_image_of_the_session() {
+        let mut test = Fixture::new(&[
+            ("cuModuleGetFunction", counts as Symbol),
+            ("cuLibraryGetKernel", counts as Symbol),
+        ]);
+        let (module, library) = (test.image(Kind::Module), test.image(Kind::Library));
+        for image in [module, library] {
+            for parent in others(image) {
+                let body = get(&mut test, parent);
+                let status = test.status(Op::GetFunction, &body, NAME);
+                assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{parent:#x}");
+            }
+            let body = get(&mut test, image);
+            assert!(test.is_violation(Op::GetFunction, &body, b"kernel"));
+        }
+        let body = GetFunction {
+            device: 1,
+            ..get(&mut test, library)
+        };
+        let status = test.status(Op::GetFunction, &body, NAME);
+        assert_eq!(status, CUDA_ERROR_INVALID_DEVICE);
+        let body = GetFunction {
+            function: 0,
+            ..get(&mut test, module)
+        };
+        let status = test.status(Op::GetFunction, &body, NAME);
+        assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "a module has no kernels");
+        assert_eq!((test.calls(), test.session.objects.functions.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_function_that_the_driver_does_not_find_can_be_found_later() {
+        for (kind, name) in [
+            (Kind::Module, "cuModuleGetFunction"),
+            (Kind::Library, "cuLibraryGetKernel"),
+            (Kind::Library, "cuKernelGetFunction"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys_with_handle as Symbol)]);
+            let image = test.image(kind);
+            let body = get(&mut test, image);
+            for (status, functions) in [(CUDA_ERROR_NOT_FOUND, 0), (CUDA_SUCCESS, 1)] {
+                test.orders(status);
+                assert_eq!(test.told(Op::GetFunction, &body, NAME), status, "{name}");
+                assert_eq!(test.session.objects.functions.len(), functions);
+            }
+            test.orders(FAULT);
+            let body = get(&mut test, image);
+            assert_eq!(test.told(Op::GetFunction, &body, b"other\0"), FAULT);
+            assert!(test.has_ended(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_function_gets_a_new_handle_of_its_kind_only() {
+        let mut test = Fixture::new(&[]);
+        let module = test.image(Kind::Module);
+        let known = test.function_of(module);
+        let event = test.new_handle(Kind::Event);
+        for function in [known, event] {
+            let body = GetFunction {
+                function,
+                ..get(&mut test, module)
+            };
+            let status = test.status(Op::GetFunction, &body, NAME);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{function:#x}");
+        }
+        assert_eq!(test.session.objects.functions.len(), 1);
+    }
+
+    #[test]
+    fn a_client_is_told_the_parameters_of_a_function_and_of_a_kernel() {
+        let mut test = Fixture::new(&[]);
+        let (module, library) = (test.image(Kind::Module), test.image(Kind::Library));
+        let function = get(&mut test, module);
+        let kernel = GetFunction {
+            function: 0,
+            ..get(&mut test, library)
+        };
+        for body in [function, kernel] {
+            let info: FunctionInfo = test.reply(Op::GetFunction, &body, NAME).expect("found");
+            assert_eq!(info.params, 1);
+            let behind = test.answer()[size_of::<FunctionInfo>()..].to_vec();
+            let only = Param { offset: 0, size: 8 };
+            assert_eq!(behind, only.as_bytes());
+        }
+        assert_eq!(test.session.objects.functions.len(), 1);
+    }
+
+    #[test]
+    fn attributes_are_of_functions_of_the_session() {
+        let mut test = Fixture::new(&[
+            ("cuFuncSetAttribute", records as Symbol),
+            ("cuFuncGetAttribute", counts as Symbol),
+        ]);
+        let function = test.function();
+        test.calls();
+        for other in others(function) {
+            for op in [Op::GetFunctionAttribute, Op::SetFunctionAttribute] {
+                let status = test.status(op, &of(other), &[]);
+                assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{op:?} {other:#x}");
+            }
+        }
+        assert_eq!(test.calls(), 0);
+        let status = test.status(Op::SetFunctionAttribute, &of(function), &[]);
+        assert_eq!(status, CUDA_SUCCESS);
+        let raw = test.session.objects.functions.get(function);
+        let raw = raw.expect("a function").raw.0;
+        let [of, attribute, value, ..] = test.recorded()[0];
+        let known = u64::from(CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES);
+        assert_eq!([of, attribute, value], [raw, known, 5]);
+    }
+
+    #[test]
+    fn an_attribute_that_the_driver_refuses_is_the_clients_error_and_a_fault_its_end() {
+        for (op, name) in [
+            (Op::GetFunctionAttribute, "cuFuncGetAttribute"),
+            (Op::SetFunctionAttribute, "cuFuncSetAttribute"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Symbol)]);
+            let body = of(test.function());
+            for (status, ends) in [
+                (CUDA_ERROR_INVALID_VALUE, false),
+                (CUDA_SUCCESS, false),
+                (FAULT, true),
+            ] {
+                test.orders(status);
+                assert_eq!(test.told(op, &body, &[]), status, "{op:?}");
+                assert_eq!(test.has_ended(), ends, "{op:?} {status}");
+            }
+        }
+    }
+
+    #[test]
+    fn attributes_of_kernels_are_of_libraries_of_the_session() {
+        let mut test = Fixture::new(&[
+            ("cuKernelGetAttribute", counts as Symbol),
+            ("cuKernelSetAttribute", counts as Symbol),
+        ]);
+        let library = test.image(Kind::Library);
+        for set in [0, 1] {
+            let body = KernelAttribute {
+                library,
+                set,
+                ..KernelAttribute::default()
+            };
+            assert!(test.is_violation(Op::KernelAttribute, &body, b"kernel"));
+            let elsewhere = KernelAttribute { device: 1, ..body };
+            let status = test.status(Op::KernelAttribute, &elsewhere, NAME);
+            assert_eq!(status, CUDA_ERROR_INVALID_DEVICE);
+            for library in others(library) {
+                let body = KernelAttribute { library, ..body };
+                let status = test.status(Op::KernelAttribute, &body, NAME);
+                assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{library:#x}");
+            }
+            assert_eq!(test.calls(), 0);
+            assert_eq!(test.status(Op::KernelAttribute, &body, NAME), CUDA_SUCCESS);
+            assert_eq!(test.calls(), 1);
+        }
+    }
+
+    #[test]
+    fn an_attribute_of_a_kernel_that_the_driver_refuses_is_the_clients_error() {
+        for (set, name) in [
+            (0, "cuKernelGetAttribute"),
+            (1, "cuKernelSetAttribute"),
+            (0, "cuLibraryGetKernel"),
+            (1, "cuLibraryGetKernel"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Symbol)]);
+            let body = KernelAttribute {
+                library: test.image(Kind::Library),
+                set,
+                ..KernelAttribute::default()
+            };
+            for (status, ends) in [(CUDA_ERROR_NOT_FOUND, false), (FAULT, true)] {
+                test.orders(status);
+                assert_eq!(test.told(Op::KernelAttribute, &body, NAME), status);
+                assert_eq!(test.has_ended(), ends, "{name} {status}");
+            }
+        }
+    }
+}

@@ -397,3 +397,461 @@ impl Session {
         Ok(super::value(handle))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{
+        FAULT, Fixture, Function, counts, obeys, obeys_with_handle, others,
+    };
+    use mpsshim_proto::message::Op;
+    use mpsshim_proto::message::graph::CaptureBegin;
+
+    fn pair(first: u64, second: u64) -> GraphPair {
+        GraphPair { first, second }
+    }
+
+    fn parts(test: &Fixture, graph: u64) -> u64 {
+        let graph = test.session.objects.graphs.graphs.get(graph);
+        graph.expect("a graph").size.parts
+    }
+
+    fn list_of(object: u64, what: u32) -> GraphList {
+        GraphList {
+            object,
+            what,
+            most: 8,
+            ..GraphList::default()
+        }
+    }
+
+    /// Each request that names a graph.
+    fn of_graph(test: &mut Fixture, graph: u64, node: u64) -> Vec<CUresult> {
+        let object = Object { object: graph };
+        let dependencies = GraphDependencies {
+            graph,
+            ..GraphDependencies::default()
+        };
+        let dot = GraphDot {
+            graph,
+            ..GraphDot::default()
+        };
+        let condition = GraphCondition {
+            graph,
+            ..GraphCondition::default()
+        };
+        vec![
+            test.status(Op::GraphDestroy, &object, &[]),
+            test.status(Op::GraphClone, &object, &[]),
+            test.status(Op::GraphFindInClone, &pair(node, graph), &[]),
+            test.status(Op::GraphList, &list_of(graph, list::NODES), &[]),
+            test.status(Op::GraphDependencies, &dependencies, &[]),
+            test.status(Op::GraphDot, &dot, &[]),
+            test.status(Op::GraphCondition, &condition, &[]),
+        ]
+    }
+
+    /// Each request that names a node.
+    fn of_node(test: &mut Fixture, node: u64, other: u64) -> Vec<CUresult> {
+        let object = Object { object: node };
+        let attribute = GraphAttribute {
+            node,
+            ..GraphAttribute::default()
+        };
+        let graph = test.session.objects.graphs.nodes.get(other);
+        let graph = graph.expect("a node").graph;
+        vec![
+            test.status(Op::GraphFindInClone, &pair(node, graph), &[]),
+            test.status(Op::GraphList, &list_of(node, list::DEPENDENCIES), &[]),
+            test.status(Op::GraphList, &list_of(node, list::DEPENDENTS), &[]),
+            test.status(Op::GraphNodeGet, &object, &[]),
+            test.status(Op::GraphNodeKind, &object, &[]),
+            test.status(Op::GraphNodeDestroy, &object, &[]),
+            test.status(Op::GraphAttribute, &attribute, &[]),
+            test.status(Op::GraphCopyAttributes, &pair(node, other), &[]),
+            test.status(Op::GraphCopyAttributes, &pair(other, node), &[]),
+        ]
+    }
+
+    #[test]
+    fn requests_are_of_graphs_and_nodes_of_the_session() {
+        let names = [
+            "cuGraphDestroy",
+            "cuGraphClone",
+            "cuGraphNodeFindInClone",
+            "cuGraphGetNodes",
+            "cuGraphAddDependencies_v2",
+            "cuGraphDebugDotPrint",
+            "cuGraphConditionalHandleCreate",
+            "cuGraphNodeGetDependencies_v2",
+            "cuGraphNodeGetDependentNodes_v2",
+            "cuGraphNodeGetType",
+            "cuGraphDestroyNode",
+            "cuGraphKernelNodeGetAttribute",
+            "cuGraphKernelNodeCopyAttributes",
+        ];
+        let mut test = Fixture::new(&names.map(|name| (name, counts as Function)));
+        let graph = test.graph();
+        let node = test.node(graph);
+        for wrong in others(graph) {
+            let all = of_graph(&mut test, wrong, node);
+            assert_eq!(all, [CUDA_ERROR_INVALID_VALUE; 7], "{wrong:#x}");
+        }
+        for wrong in others(node) {
+            let all = of_node(&mut test, wrong, node);
+            assert_eq!(all, [CUDA_ERROR_INVALID_VALUE; 9], "{wrong:#x}");
+        }
+        assert_eq!((test.calls(), parts(&test, graph)), (0, 1));
+    }
+
+    #[test]
+    fn a_graph_that_is_not_created_is_none() {
+        let mut test = Fixture::new(&[("cuGraphCreate", obeys_with_handle as Function)]);
+        let body = GraphCreate::default();
+        let elsewhere = GraphCreate { device: 1, ..body };
+        for (body, ordered, status, none) in [
+            (elsewhere, CUDA_SUCCESS, CUDA_ERROR_INVALID_DEVICE, true),
+            (
+                body,
+                CUDA_ERROR_NOT_SUPPORTED,
+                CUDA_ERROR_NOT_SUPPORTED,
+                true,
+            ),
+            (body, CUDA_SUCCESS, CUDA_SUCCESS, false),
+            (body, FAULT, FAULT, false),
+        ] {
+            test.orders(ordered);
+            assert_eq!(test.told(Op::GraphCreate, &body, &[]), status);
+            assert_eq!(test.session.objects.graphs.graphs.is_empty(), none);
+        }
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn a_graph_that_a_capture_fills_is_not_destroyed() {
+        let mut test = Fixture::new(&[
+            ("cuGraphDestroy", counts as Function),
+            ("cuGraphDestroyNode", counts as Function),
+        ]);
+        let graph = test.graph();
+        let node = test.node(graph);
+        let capture = CaptureBegin {
+            stream: test.stream(),
+            graph,
+            ..CaptureBegin::default()
+        };
+        assert_eq!(test.status(Op::CaptureBegin, &capture, &[]), CUDA_SUCCESS);
+        let status = test.status(Op::GraphDestroy, &Object { object: graph }, &[]);
+        assert_eq!(status, CUDA_ERROR_ILLEGAL_STATE);
+        let status = test.status(Op::GraphNodeDestroy, &Object { object: node }, &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE);
+        assert_eq!((test.calls(), parts(&test, graph)), (0, 1));
+    }
+
+    #[test]
+    fn a_graph_is_destroyed_with_its_nodes_once_the_driver_has_destroyed_it() {
+        let mut test = Fixture::new(&[("cuGraphDestroy", obeys as Function)]);
+        let graph = test.graph();
+        let node = test.node(graph);
+        let body = Object { object: graph };
+        for (status, gone) in [(CUDA_ERROR_NOT_SUPPORTED, false), (CUDA_SUCCESS, true)] {
+            test.orders(status);
+            assert_eq!(test.status(Op::GraphDestroy, &body, &[]), status);
+            let nodes = &test.session.objects.graphs.nodes;
+            assert_eq!(nodes.get(node).is_err(), gone, "{status}");
+            assert_eq!(test.has_no_graph_parts(), gone, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_clone_counts_as_much_as_its_graph_and_none_as_nothing() {
+        let mut test = Fixture::new(&[("cuGraphClone", obeys_with_handle as Function)]);
+        let graph = test.graph();
+        let node = test.node(graph);
+        let body = Object { object: graph };
+        for status in [CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY] {
+            test.orders(status);
+            assert_eq!(test.status(Op::GraphClone, &body, &[]), status);
+        }
+        let node = Object { object: node };
+        test.orders(CUDA_SUCCESS);
+        let clone: u64 = test.reply(Op::GraphClone, &body, &[]).expect("a clone");
+        assert_eq!(parts(&test, clone), 1);
+        assert_eq!(test.status(Op::GraphNodeDestroy, &node, &[]), CUDA_SUCCESS);
+        assert!(!test.has_no_graph_parts(), "the clone's");
+        let object = Object { object: clone };
+        assert_eq!(test.status(Op::GraphDestroy, &object, &[]), CUDA_SUCCESS);
+        assert!(test.has_no_graph_parts());
+    }
+
+    #[test]
+    fn dependencies_are_between_nodes_of_the_session_and_fit_the_message() {
+        let mut test = Fixture::new(&[
+            ("cuGraphAddDependencies_v2", counts as Function),
+            ("cuGraphRemoveDependencies_v2", counts as Function),
+        ]);
+        let graph = test.graph();
+        let node = test.node(graph);
+        for remove in [0, 1] {
+            let body = |count| GraphDependencies {
+                graph,
+                count,
+                remove,
+            };
+            for count in [3, NODES_MOST as u32 + 1, u32::MAX] {
+                let rest = vec![0; 16];
+                assert!(test.is_violation(Op::GraphDependencies, &body(count), &rest));
+            }
+            let one = node.to_le_bytes();
+            assert!(test.is_violation(Op::GraphDependencies, &body(1), &one));
+            // Edges that are cut off.
+            let both = [node.to_le_bytes(), node.to_le_bytes()].concat();
+            let more = [&both[..], &[0]].concat();
+            assert!(test.is_violation(Op::GraphDependencies, &body(1), &more));
+            for wrong in others(node) {
+                for (from, to) in [(node, wrong), (wrong, node)] {
+                    let rest = [from.to_le_bytes(), to.to_le_bytes()].concat();
+                    let status = test.status(Op::GraphDependencies, &body(1), &rest);
+                    assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{wrong:#x}");
+                }
+            }
+        }
+        assert_eq!((test.calls(), parts(&test, graph)), (0, 1));
+    }
+
+    #[test]
+    fn dependencies_count_once_the_driver_has_them() {
+        for (remove, name, before, after) in [
+            (0, "cuGraphAddDependencies_v2", 2, 3),
+            (1, "cuGraphRemoveDependencies_v2", 2, 1),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let graph = test.graph();
+            let nodes = [test.node(graph), test.node(graph)];
+            let rest = nodes.map(u64::to_le_bytes).concat();
+            let body = GraphDependencies {
+                graph,
+                count: 1,
+                remove,
+            };
+            for (status, now) in [(CUDA_ERROR_INVALID_VALUE, before), (CUDA_SUCCESS, after)] {
+                test.orders(status);
+                assert_eq!(test.told(Op::GraphDependencies, &body, &rest), status);
+                assert_eq!(parts(&test, graph), now, "{name} {status}");
+            }
+            test.orders(FAULT);
+            assert_eq!(test.told(Op::GraphDependencies, &body, &rest), FAULT);
+            assert!(test.has_ended(), "{name}");
+        }
+    }
+
+    #[test]
+    fn each_question_about_a_graph_returns_the_error_of_the_driver() {
+        for (what, name) in [
+            (list::NODES, "cuGraphGetNodes"),
+            (list::ROOTS, "cuGraphGetRootNodes"),
+            (list::EDGES, "cuGraphGetEdges_v2"),
+            (list::DEPENDENCIES, "cuGraphNodeGetDependencies_v2"),
+            (list::DEPENDENTS, "cuGraphNodeGetDependentNodes_v2"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let graph = test.graph();
+            let object = match what {
+                list::DEPENDENCIES | list::DEPENDENTS => test.node(graph),
+                _ => graph,
+            };
+            let body = list_of(object, what);
+            for status in [CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, FAULT] {
+                test.orders(status);
+                assert_eq!(test.told(Op::GraphList, &body, &[]), status, "{name}");
+            }
+            assert!(test.has_ended(), "{name}");
+        }
+        let mut test = Fixture::new(&[]);
+        let body = list_of(test.graph(), list::DEPENDENTS + 1);
+        let status = test.status(Op::GraphList, &body, &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE);
+    }
+
+    /// Three nodes.
+    extern "C" fn nodes(_: u64, nodes: *mut u64, count: &mut usize) -> CUresult {
+        for at in 0..(*count).min(3) {
+            // SAFETY: as many as the caller has room for.
+            unsafe { nodes.add(at).write(0x500 + at as u64) };
+        }
+        *count = 3;
+        CUDA_SUCCESS
+    }
+
+    #[test]
+    fn a_list_is_told_in_parts() {
+        let mut test = Fixture::new(&[("cuGraphGetNodes", nodes as Function)]);
+        let graph = test.graph();
+        for (first, most, part) in [(0, 2, 2), (2, 2, 1), (3, 2, 0), (u32::MAX, u32::MAX, 0)] {
+            let body = GraphList {
+                first,
+                most,
+                ..list_of(graph, list::NODES)
+            };
+            let listed: GraphListed = test.reply(Op::GraphList, &body, &[]).expect("it");
+            assert_eq!((listed.total, listed.part), (3, part), "{first}");
+            let behind = test.answer().len() - size_of::<GraphListed>();
+            assert_eq!(behind, 8 * part as usize, "{first}");
+        }
+    }
+
+    #[test]
+    fn each_call_on_a_node_returns_the_error_of_the_driver() {
+        let names = [
+            "cuGraphNodeFindInClone",
+            "cuGraphNodeGetType",
+            "cuGraphKernelNodeGetAttribute",
+            "cuGraphKernelNodeSetAttribute",
+            "cuGraphKernelNodeCopyAttributes",
+        ];
+        for name in names {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let graph = test.graph();
+            let node = test.node(graph);
+            let set = u32::from(name == "cuGraphKernelNodeSetAttribute");
+            let attribute = GraphAttribute {
+                node,
+                id: CU_LAUNCH_ATTRIBUTE_PRIORITY,
+                set,
+                value: [0; 8],
+            };
+            for status in [CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, FAULT] {
+                test.orders(status);
+                let told = match name {
+                    "cuGraphNodeFindInClone" => {
+                        test.told(Op::GraphFindInClone, &pair(node, graph), &[])
+                    }
+                    "cuGraphNodeGetType" => {
+                        test.told(Op::GraphNodeKind, &Object { object: node }, &[])
+                    }
+                    "cuGraphKernelNodeCopyAttributes" => {
+                        test.told(Op::GraphCopyAttributes, &pair(node, node), &[])
+                    }
+                    _ => test.told(Op::GraphAttribute, &attribute, &[]),
+                };
+                assert_eq!(told, status, "{name}");
+            }
+            assert!(test.has_ended(), "{name}");
+        }
+    }
+
+    #[test]
+    fn attributes_that_name_other_objects_are_not_supported() {
+        let mut test = Fixture::new(&[
+            ("cuGraphKernelNodeGetAttribute", counts as Function),
+            ("cuGraphKernelNodeSetAttribute", counts as Function),
+        ]);
+        let graph = test.graph();
+        let node = test.node(graph);
+        for id in [
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT,
+            CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT,
+            CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE,
+        ] {
+            for set in [0, 1] {
+                let value = [0; 8];
+                let body = GraphAttribute {
+                    node,
+                    id,
+                    set,
+                    value,
+                };
+                let status = test.status(Op::GraphAttribute, &body, &[]);
+                assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED, "{id} {set}");
+            }
+        }
+        assert_eq!(test.calls(), 0);
+    }
+
+    #[test]
+    fn a_node_that_the_driver_does_not_destroy_stays() {
+        let mut test = Fixture::new(&[("cuGraphDestroyNode", obeys as Function)]);
+        let graph = test.graph();
+        let body = Object {
+            object: test.node(graph),
+        };
+        for (ordered, status, now) in [
+            (CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED, 1),
+            (CUDA_SUCCESS, CUDA_SUCCESS, 0),
+            (CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, 0),
+        ] {
+            test.orders(ordered);
+            assert_eq!(test.status(Op::GraphNodeDestroy, &body, &[]), status);
+            assert_eq!(parts(&test, graph), now, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_description_goes_to_a_client_that_takes_it() {
+        let mut test = Fixture::new(&[("cuGraphDebugDotPrint", obeys as Function)]);
+        let body = GraphDot {
+            graph: test.graph(),
+            ..GraphDot::default()
+        };
+        for status in [CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS] {
+            test.orders(status);
+            assert_eq!(test.status(Op::GraphDot, &body, &[]), status);
+        }
+        test.hangs_up();
+        let status = test.status(Op::GraphDot, &body, &[]);
+        assert_eq!(status, CUDA_ERROR_OPERATING_SYSTEM);
+    }
+
+    #[test]
+    fn memory_of_graphs_is_of_a_device() {
+        for (what, name) in [
+            (graph_memory::GET, "cuDeviceGetGraphMemAttribute"),
+            (graph_memory::SET, "cuDeviceSetGraphMemAttribute"),
+            (graph_memory::TRIM, "cuDeviceGraphMemTrim"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let good = GraphMemory {
+                what,
+                ..GraphMemory::default()
+            };
+            let elsewhere = GraphMemory { device: 1, ..good };
+            let status = test.status(Op::GraphMemory, &elsewhere, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_DEVICE, "{name}");
+            for status in [CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, FAULT] {
+                test.orders(status);
+                assert_eq!(test.told(Op::GraphMemory, &good, &[]), status, "{name}");
+            }
+            assert!(test.has_ended(), "{name}");
+        }
+        let mut test = Fixture::new(&[]);
+        let other = GraphMemory {
+            what: graph_memory::TRIM + 1,
+            ..GraphMemory::default()
+        };
+        let status = test.status(Op::GraphMemory, &other, &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE);
+    }
+
+    #[test]
+    fn a_condition_that_is_not_created_is_none() {
+        let name = "cuGraphConditionalHandleCreate";
+        let mut test = Fixture::new(&[(name, obeys_with_handle as Function)]);
+        let good = GraphCondition {
+            graph: test.graph(),
+            ..GraphCondition::default()
+        };
+        let elsewhere = GraphCondition { device: 1, ..good };
+        for (body, ordered, status, conditions) in [
+            (elsewhere, CUDA_SUCCESS, CUDA_ERROR_INVALID_DEVICE, 0),
+            (good, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED, 0),
+            (good, CUDA_SUCCESS, CUDA_SUCCESS, 1),
+            (good, FAULT, FAULT, 1),
+        ] {
+            test.orders(ordered);
+            assert_eq!(test.told(Op::GraphCondition, &body, &[]), status);
+            let known = test.session.objects.graphs.conditions.len();
+            assert_eq!(known, conditions, "{status}");
+        }
+        assert!(test.has_ended());
+    }
+}

@@ -187,3 +187,184 @@ impl Attributes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{FAULT, Fixture, Function, counts, obeys, others, records};
+    use mpsshim_proto::message::Op;
+    use mpsshim_proto::message::stream::EventExport;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    const EVENT: u32 = CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
+
+    /// A launch of a new function in a new stream.
+    fn launch(test: &mut Fixture) -> Launch {
+        Launch {
+            function: test.function(),
+            stream: test.stream(),
+            grid: [1; 3],
+            block: [1; 3],
+            param_len: 8,
+            ..Launch::default()
+        }
+    }
+
+    /// An attribute behind 8 bytes of parameters.
+    fn with_attribute(id: u32, value: u64) -> Vec<u8> {
+        let mut bytes = vec![0; 8 + ATTRIBUTE];
+        bytes[8..12].copy_from_slice(&id.to_le_bytes());
+        bytes[16..24].copy_from_slice(&value.to_le_bytes());
+        bytes
+    }
+
+    const LAUNCHES: [(&str, Function); 2] = [
+        ("cuLaunchKernel", records as Function),
+        ("cuLaunchKernelEx", counts as Function),
+    ];
+
+    #[test]
+    fn a_launch_needs_a_function_and_a_stream_of_the_session() {
+        let mut test = Fixture::new(&LAUNCHES);
+        let good = launch(&mut test);
+        for function in others(good.function) {
+            let body = Launch { function, ..good };
+            let status = test.status(Op::Launch, &body, &[0; 8]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{function:#x}");
+        }
+        for stream in others(good.stream) {
+            let body = Launch { stream, ..good };
+            let status = test.status(Op::Launch, &body, &[0; 8]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{stream:#x}");
+        }
+        assert_eq!((test.calls(), test.session.flow.counts.launches), (0, 0));
+        assert_eq!(test.status(Op::Launch, &good, &[0; 8]), CUDA_SUCCESS);
+        let raw = test.session.objects.functions.get(good.function);
+        let raw = raw.expect("a function").raw.0;
+        assert_eq!(test.recorded()[0][..4], [raw, 1, 1, 1]);
+        assert_eq!(test.session.flow.counts.launches, 1);
+    }
+
+    #[test]
+    fn a_launch_with_fewer_parameters_than_the_kernel_has_is_refused() {
+        let mut test = Fixture::new(&LAUNCHES);
+        let good = launch(&mut test);
+        for param_len in [0, 7] {
+            let body = Launch { param_len, ..good };
+            let status = test.status(Op::Launch, &body, &[0; 8]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{param_len}");
+        }
+        assert_eq!(test.calls(), 0);
+    }
+
+    #[test]
+    fn parameters_and_attributes_that_do_not_fit_the_message_break_the_protocol() {
+        let mut test = Fixture::new(&LAUNCHES);
+        let good = launch(&mut test);
+        let most = PARAMS_MAX as u32;
+        for (param_len, attributes, rest) in [
+            (9, 0, 8),
+            (most + 1, 0, PARAMS_MAX + 1),
+            (u32::MAX, 0, 8),
+            (8, 1, 8 + ATTRIBUTE - 1),
+            // They begin at the next multiple of 8.
+            (9, 1, 9 + ATTRIBUTE),
+            (8, ATTRIBUTES_MAX as u32 + 1, 64 * ATTRIBUTE),
+            (8, u32::MAX, 8),
+        ] {
+            let body = Launch {
+                param_len,
+                attributes,
+                ..good
+            };
+            let rest = vec![0; rest];
+            assert!(
+                test.is_violation(Op::Launch, &body, &rest),
+                "{param_len} {attributes}"
+            );
+        }
+        assert_eq!((test.calls(), test.session.flow.counts.launches), (0, 0));
+    }
+
+    #[test]
+    fn an_attribute_that_a_client_may_not_set_is_refused() {
+        let mut test = Fixture::new(&LAUNCHES);
+        let good = Launch {
+            attributes: 1,
+            ..launch(&mut test)
+        };
+        let (event, shared) = (test.event(), test.event());
+        let export = EventExport { event: shared };
+        assert_eq!(test.status(Op::EventExport, &export, &[]), CUDA_SUCCESS);
+        let [null, stale, context] = others(event);
+        let updatable = CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
+        for (id, value, status) in [
+            (EVENT, null, CUDA_ERROR_INVALID_HANDLE),
+            (EVENT, stale, CUDA_ERROR_INVALID_HANDLE),
+            (EVENT, context, CUDA_ERROR_INVALID_HANDLE),
+            (EVENT, shared, CUDA_ERROR_INVALID_VALUE),
+            (updatable, 0, CUDA_ERROR_NOT_SUPPORTED),
+            (u32::MAX, 0, CUDA_ERROR_INVALID_VALUE),
+        ] {
+            let rest = with_attribute(id, value);
+            let refused = test.status(Op::Launch, &good, &rest);
+            assert_eq!(refused, status, "{id} {value:#x}");
+        }
+        assert_eq!((test.calls(), test.session.flow.counts.launches), (0, 0));
+    }
+
+    static NAMED: AtomicU64 = AtomicU64::new(0);
+
+    /// Keeps the event that a launch names, and [`obeys`].
+    extern "C" fn launches_with_event(config: &CUlaunchConfig) -> CUresult {
+        // SAFETY: as many attributes as the configuration says.
+        let first = unsafe { &*config.attrs };
+        let mut event = [0; 8];
+        event.copy_from_slice(&first.value[..8]);
+        NAMED.store(u64::from_le_bytes(event), Ordering::Relaxed);
+        obeys()
+    }
+
+    #[test]
+    fn a_launch_records_its_event_if_the_driver_launches() {
+        let mut test = Fixture::new(&[("cuLaunchKernelEx", launches_with_event as Function)]);
+        let body = Launch {
+            attributes: 1,
+            ..launch(&mut test)
+        };
+        let event = test.event();
+        let rest = with_attribute(EVENT, event);
+        for (status, recorded) in [(CUDA_ERROR_NOT_SUPPORTED, false), (CUDA_SUCCESS, true)] {
+            test.orders(status);
+            assert_eq!(test.status(Op::Launch, &body, &rest), status);
+            let event = test.session.objects.events.get(event).expect("an event");
+            assert_eq!(event.is_recorded(), recorded);
+            assert_eq!(NAMED.load(Ordering::Relaxed), event.raw.0);
+        }
+    }
+
+    #[test]
+    fn a_launch_that_the_driver_refuses_does_not_count_and_a_fault_ends_the_session() {
+        for (name, attributes) in [("cuLaunchKernel", 0), ("cuLaunchKernelEx", 1)] {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let body = Launch {
+                attributes,
+                ..launch(&mut test)
+            };
+            let rest = with_attribute(CU_LAUNCH_ATTRIBUTE_IGNORE, 0);
+            for (status, launches) in [(CUDA_ERROR_INVALID_VALUE, 0), (CUDA_SUCCESS, 1)] {
+                test.orders(status);
+                assert_eq!(test.told(Op::Launch, &body, &rest), status, "{name}");
+                assert_eq!(test.session.flow.counts.launches, launches, "{name}");
+            }
+            assert!(!test.has_ended(), "{name}");
+            // Where a launch is measured, the next one waits.
+            let body = Launch {
+                stream: test.stream(),
+                ..body
+            };
+            test.orders(FAULT);
+            assert_eq!(test.told(Op::Launch, &body, &rest), FAULT, "{name}");
+            assert!(test.has_ended(), "{name}");
+        }
+    }
+}

@@ -169,3 +169,180 @@ fn received(fd: BorrowedFd<'_>, len: u64) -> Result<Vec<u8>, CUresult> {
     }
     Ok(bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{FAULT, Fixture, Function, counts, obeys, others, sealed};
+    use mpsshim_proto::handle::Kind;
+    use mpsshim_proto::message::Op;
+
+    const TEXT: &[u8] = b".version 8.0";
+
+    fn create(test: &mut Fixture) -> LinkCreate {
+        LinkCreate {
+            link: test.new_handle(Kind::Link),
+            ..LinkCreate::default()
+        }
+    }
+
+    fn link(test: &mut Fixture) -> u64 {
+        let body = create(test);
+        assert_eq!(test.status(Op::LinkCreate, &body, &[]), CUDA_SUCCESS);
+        body.link
+    }
+
+    fn add(link: u64) -> LinkAdd {
+        LinkAdd {
+            link,
+            len: TEXT.len() as u64,
+            kind: 1,
+            options: 0,
+        }
+    }
+
+    #[test]
+    fn a_linker_that_is_not_created_has_no_handle() {
+        let mut test = Fixture::new(&[("cuLinkDestroy", counts as Function)]);
+        let good = create(&mut test);
+        let elsewhere = LinkCreate { device: 1, ..good };
+        let status = test.status(Op::LinkCreate, &elsewhere, &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_DEVICE);
+        for options in [1, u32::MAX] {
+            let body = LinkCreate { options, ..good };
+            assert!(test.is_violation(Op::LinkCreate, &body, &[]), "{options}");
+        }
+        assert_eq!(test.session.objects.links.len(), 0);
+        for (status, ended) in [(CUDA_SUCCESS, 0), (CUDA_ERROR_INVALID_HANDLE, 1)] {
+            assert_eq!(test.status(Op::LinkCreate, &good, &[]), status);
+            assert_eq!(test.calls(), ended);
+        }
+        for _ in 1..bounds::LINKS {
+            link(&mut test);
+        }
+        let more = create(&mut test);
+        let status = test.status(Op::LinkCreate, &more, &[]);
+        assert_eq!((status, test.calls()), (CUDA_ERROR_OUT_OF_MEMORY, 0));
+        assert_eq!(test.session.objects.links.len(), bounds::LINKS);
+    }
+
+    #[test]
+    fn a_linker_that_the_driver_does_not_create_can_be_created_later() {
+        let mut test = Fixture::new(&[("cuLinkCreate_v2", obeys as Function)]);
+        let body = create(&mut test);
+        for (status, links) in [(CUDA_ERROR_NOT_SUPPORTED, 0), (CUDA_SUCCESS, 1)] {
+            test.orders(status);
+            assert_eq!(test.told(Op::LinkCreate, &body, &[]), status);
+            assert_eq!(test.session.objects.links.len(), links);
+        }
+        test.orders(FAULT);
+        let more = create(&mut test);
+        assert_eq!(test.told(Op::LinkCreate, &more, &[]), FAULT);
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn input_that_cannot_be_is_not_given_to_the_linker() {
+        let mut test = Fixture::new(&[("cuLinkAddData_v2", counts as Function)]);
+        let good = add(link(&mut test));
+        let open = || File::open("/proc/self/exe").expect("a file").into();
+        let (value, image) = (CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_IMAGE);
+        let len = |len| LinkAdd { len, ..good };
+        let kind = LinkAdd {
+            kind: CU_JIT_NUM_INPUT_TYPES,
+            ..good
+        };
+        for (file, body, status) in [
+            (sealed(TEXT), len(0), value),
+            (sealed(TEXT), len(TEXT.len() as u64 + 1), value),
+            (sealed(TEXT), len(bounds::LINK_INPUT + 1), value),
+            (sealed(TEXT), kind, value),
+            (open(), good, value),
+            (sealed(&[0; TEXT.len()]), good, image),
+        ] {
+            test.sends(file);
+            let refused = test.status(Op::LinkAdd, &body, b"name\0");
+            assert_eq!(refused, status, "{} {}", body.len, body.kind);
+        }
+        for link in others(good.link) {
+            test.sends(sealed(TEXT));
+            let status = test.status(Op::LinkAdd, &add(link), b"name\0");
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{link:#x}");
+        }
+        let status = test.status(Op::LinkAdd, &good, b"name\0");
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "without a descriptor");
+        test.claims_descriptor();
+        assert!(test.is_violation(Op::LinkAdd, &good, b"name\0"));
+        assert!(test.is_violation(Op::LinkAdd, &good, b"name"));
+        let options = LinkAdd { options: 1, ..good };
+        assert!(test.is_violation(Op::LinkAdd, &options, b"name\0"));
+        assert_eq!(test.calls(), 0);
+    }
+
+    #[test]
+    fn input_that_the_linker_refuses_is_the_clients_error_and_a_fault_its_end() {
+        let mut test = Fixture::new(&[("cuLinkAddData_v2", obeys as Function)]);
+        let body = add(link(&mut test));
+        for (status, ends) in [
+            (CUDA_ERROR_INVALID_PTX, false),
+            (CUDA_SUCCESS, false),
+            (FAULT, true),
+        ] {
+            test.orders(status);
+            test.sends(sealed(TEXT));
+            assert_eq!(test.told(Op::LinkAdd, &body, b"name\0"), status);
+            assert_eq!(test.has_ended(), ends, "{status}");
+        }
+    }
+
+    /// Gives a cubin of 5 bytes, unless ordered otherwise.
+    extern "C" fn completes(_: u64, cubin: &mut *const u8, len: &mut usize) -> CUresult {
+        if obeys() == CUDA_SUCCESS {
+            (*cubin, *len) = (b"cubin".as_ptr(), 5);
+        }
+        obeys()
+    }
+
+    #[test]
+    fn a_cubin_is_fetched_from_a_completed_link_only() {
+        let mut test = Fixture::new(&[("cuLinkComplete", completes as Function)]);
+        let object = link(&mut test);
+        let body = Object { object };
+        for object in others(object) {
+            for op in [Op::LinkComplete, Op::LinkFetch] {
+                let status = test.status(op, &Object { object }, &[]);
+                assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{op:?} {object:#x}");
+            }
+        }
+        for (status, fetched) in [
+            (CUDA_ERROR_NO_BINARY_FOR_GPU, CUDA_ERROR_NOT_FOUND),
+            (CUDA_SUCCESS, CUDA_SUCCESS),
+        ] {
+            test.orders(status);
+            assert_eq!(test.told(Op::LinkComplete, &body, &[]), status);
+            assert_eq!(test.status(Op::LinkFetch, &body, &[]), fetched);
+        }
+        test.hangs_up();
+        let status = test.status(Op::LinkFetch, &body, &[]);
+        assert_eq!(status, CUDA_ERROR_OUT_OF_MEMORY);
+        test.orders(FAULT);
+        assert_eq!(test.told(Op::LinkComplete, &body, &[]), FAULT);
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn a_linker_is_destroyed_once() {
+        let mut test = Fixture::new(&[("cuLinkDestroy", counts as Function)]);
+        let object = link(&mut test);
+        for object in others(object) {
+            let status = test.status(Op::LinkDestroy, &Object { object }, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{object:#x}");
+        }
+        assert_eq!(test.calls(), 0);
+        for (status, ended) in [(CUDA_SUCCESS, 1), (CUDA_ERROR_INVALID_HANDLE, 0)] {
+            let body = Object { object };
+            assert_eq!(test.status(Op::LinkDestroy, &body, &[]), status);
+            assert_eq!(test.calls(), ended);
+        }
+    }
+}

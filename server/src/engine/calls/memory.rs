@@ -313,3 +313,347 @@ impl Session {
         Ok(super::value(value[0]))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{
+        FAULT, Fixture, Function, counts, fails, obeys, obeys_with_handle, records,
+    };
+    use mpsshim_proto::arena::DEVICE_ARENA;
+    use mpsshim_proto::message::Op;
+
+    const UNIT: u64 = 2 << 20;
+    const SOME: MemGrant = MemGrant {
+        len: UNIT,
+        device: 0,
+        pad: 0,
+    };
+    #[test]
+    fn memory_of_no_device_and_beyond_the_limit_is_refused() {
+        let mut test = Fixture::new(&[("cuMemCreate", counts as Function)]);
+        test.limit(UNIT);
+        for (len, device, status) in [
+            (UNIT, 1, CUDA_ERROR_INVALID_DEVICE),
+            (UNIT + 1, 0, CUDA_ERROR_OUT_OF_MEMORY),
+            (u64::MAX, 0, CUDA_ERROR_OUT_OF_MEMORY),
+        ] {
+            let body = MemGrant {
+                len,
+                device,
+                pad: 0,
+            };
+            assert_eq!(test.status(Op::MemGrant, &body, &[]), status, "{len}");
+        }
+        assert_eq!(test.calls(), 0);
+        assert_eq!((test.held(), test.session.objects.grants.len()), (0, 0));
+    }
+
+    #[test]
+    fn memory_is_rounded_up_and_counted_while_it_is_the_clients() {
+        let mut test = Fixture::new(&[("cuMemRelease", counts as Function)]);
+        let body = MemGrant { len: 1, ..SOME };
+        let range: Range = test.reply(Op::MemGrant, &body, &[]).expect("memory");
+        assert_eq!((range.start, range.len), (DEVICE_ARENA, UNIT));
+        assert_eq!(test.held(), UNIT);
+        assert_eq!(test.status(Op::MemRelease, &range, &[]), CUDA_SUCCESS);
+        assert_eq!((test.held(), test.calls()), (0, 1));
+        assert_eq!(test.memory(1), DEVICE_ARENA, "the addresses are free again");
+    }
+
+    #[test]
+    fn memory_that_the_driver_does_not_give_leaves_nothing_behind() {
+        for (name, function, released) in [
+            ("cuMemCreate", obeys_with_handle as Function, 0),
+            ("cuMemMap", obeys as Function, 1),
+            ("cuMemSetAccess", obeys as Function, 1),
+        ] {
+            let mut test = Fixture::new(&[(name, function), ("cuMemRelease", counts as Function)]);
+            test.orders(CUDA_ERROR_NOT_SUPPORTED);
+            let status = test.status(Op::MemGrant, &SOME, &[]);
+            assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED, "{name}");
+            assert_eq!(test.calls(), released, "{name}");
+            assert_eq!((test.held(), test.session.objects.grants.len()), (0, 0));
+            test.orders(CUDA_SUCCESS);
+            assert_eq!(test.memory(UNIT), DEVICE_ARENA, "{name}: its addresses");
+        }
+    }
+
+    /// Refuses access of the second device.
+    extern "C" fn denies_second(_: u64, _: usize, access: &CUmemAccessDesc) -> CUresult {
+        match access.location.id {
+            1 => CUDA_ERROR_NOT_SUPPORTED,
+            _ => CUDA_SUCCESS,
+        }
+    }
+
+    #[test]
+    fn memory_that_a_peer_cannot_use_is_not_granted() {
+        let functions = [
+            ("cuMemSetAccess", denies_second as Function),
+            ("cuMemUnmap", counts as Function),
+        ];
+        let mut test = Fixture::with_devices(2, &functions);
+        let both = [0, 1].map(|at| test.shared.gpu.device(at).expect("a device").ordinal);
+        test.session.objects.peers.insert((both[0], both[1]));
+        let status = test.status(Op::MemGrant, &SOME, &[]);
+        assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED);
+        assert_eq!((test.calls(), test.held()), (1, 0));
+        assert_eq!(test.session.objects.grants.len(), 0);
+        test.session.objects.peers.clear();
+        assert_eq!(test.memory(UNIT), DEVICE_ARENA);
+    }
+
+    #[test]
+    fn a_fault_in_an_allocation_ends_the_session() {
+        let mut test = Fixture::new(&[("cuMemCreate", fails::<{ FAULT.0 }> as Function)]);
+        assert_eq!(test.told(Op::MemGrant, &SOME, &[]), FAULT);
+        assert!(test.has_ended());
+        assert_eq!(test.held(), 0);
+    }
+
+    #[test]
+    fn only_memory_that_was_granted_is_released() {
+        let mut test = Fixture::new(&[("cuMemUnmap", counts as Function)]);
+        let start = test.memory(UNIT);
+        for start in [0, start + 1, start + UNIT, DEVICE_ARENA - UNIT] {
+            let body = Range { start, len: UNIT };
+            let status = test.status(Op::MemRelease, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{start:#x}");
+        }
+        assert_eq!((test.calls(), test.held()), (0, UNIT));
+        let body = Range { start, len: UNIT };
+        assert_eq!(test.status(Op::MemRelease, &body, &[]), CUDA_SUCCESS);
+        let again = test.status(Op::MemRelease, &body, &[]);
+        assert_eq!((again, test.calls()), (CUDA_ERROR_INVALID_VALUE, 1));
+    }
+
+    #[test]
+    fn memory_that_the_driver_does_not_take_back_keeps_its_addresses() {
+        for name in ["cuMemUnmap", "cuMemRelease"] {
+            let refuses = fails::<{ CUDA_ERROR_NOT_SUPPORTED.0 }>;
+            let mut test = Fixture::new(&[(name, refuses as Function)]);
+            let start = test.memory(UNIT);
+            let body = Range { start, len: UNIT };
+            assert_eq!(test.status(Op::MemRelease, &body, &[]), CUDA_SUCCESS);
+            assert!(test.session.objects.releasing.is_empty(), "{name}");
+            assert_ne!(test.memory(UNIT), start, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_fault_in_a_release_ends_the_session() {
+        let mut test = Fixture::new(&[("cuMemUnmap", fails::<{ FAULT.0 }> as Function)]);
+        let start = test.memory(UNIT);
+        let body = Range { start, len: UNIT };
+        assert_eq!(test.told(Op::MemRelease, &body, &[]), CUDA_SUCCESS);
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn memory_given_back_counts_and_stays_while_work_is_in_flight() {
+        let mut test = Fixture::new(&[("cuMemUnmap", counts as Function)]);
+        let start = test.memory(UNIT);
+        assert!(test.owns(start), "which is work in flight");
+        let body = Range { start, len: UNIT };
+        assert_eq!(test.status(Op::MemRelease, &body, &[]), CUDA_SUCCESS);
+        assert_eq!((test.held(), test.calls()), (UNIT, 0));
+        assert!(!test.owns(start), "it is not named any more");
+    }
+
+    #[test]
+    fn an_allocation_waits_only_for_memory_that_leaves_and_suffices() {
+        let mut test = Fixture::new(&[]);
+        test.limit(UNIT);
+        let start = test.memory(UNIT);
+        let status = test.status(Op::MemGrant, &SOME, &[]);
+        assert_eq!(status, CUDA_ERROR_OUT_OF_MEMORY, "nothing leaves");
+        assert!(test.owns(start), "which is work in flight");
+        let body = Range { start, len: UNIT };
+        assert_eq!(test.status(Op::MemRelease, &body, &[]), CUDA_SUCCESS);
+        let waits = test.handle(Op::MemGrant, &SOME, &[]);
+        assert!(matches!(waits, Err(CallError::Full)));
+        let more = MemGrant {
+            len: 2 * UNIT,
+            ..SOME
+        };
+        let status = test.status(Op::MemGrant, &more, &[]);
+        assert_eq!(status, CUDA_ERROR_OUT_OF_MEMORY, "it never fits");
+    }
+
+    extern "C" fn half_is_free(free: &mut usize, total: &mut usize) -> CUresult {
+        (*free, *total) = (500, 1000);
+        CUDA_SUCCESS
+    }
+
+    #[test]
+    fn a_client_is_told_of_memory_within_its_limit() {
+        let mut test = Fixture::new(&[("cuMemGetInfo_v2", half_is_free as Function)]);
+        let first = Attach { device: 0, pad: 0 };
+        let info: MemInfo = test.reply(Op::MemInfo, &first, &[]).expect("numbers");
+        assert_eq!((info.free, info.total), (500, 1000));
+        let limit = |device, bytes| LimitMemory {
+            device,
+            pad: 0,
+            bytes,
+        };
+        let status = test.status(Op::LimitMemory, &limit(1, 1), &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_DEVICE);
+        for bytes in [300, 900] {
+            let status = test.status(Op::LimitMemory, &limit(0, bytes), &[]);
+            assert_eq!(status, CUDA_SUCCESS);
+            let info: MemInfo = test.reply(Op::MemInfo, &first, &[]).expect("numbers");
+            assert_eq!((info.free, info.total), (300, 300), "after {bytes}");
+        }
+    }
+
+    #[test]
+    fn memory_of_no_device_is_not_asked_for() {
+        let mut test = Fixture::new(&[("cuMemGetInfo_v2", counts as Function)]);
+        let second = Attach { device: 1, pad: 0 };
+        let status = test.status(Op::MemInfo, &second, &[]);
+        assert_eq!((status, test.calls()), (CUDA_ERROR_INVALID_DEVICE, 0));
+        let refuses = fails::<{ CUDA_ERROR_NOT_SUPPORTED.0 }>;
+        drop(test);
+        let mut test = Fixture::new(&[("cuMemGetInfo_v2", refuses as Function)]);
+        let first = Attach { device: 0, pad: 0 };
+        let status = test.told(Op::MemInfo, &first, &[]);
+        assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED);
+        assert!(!test.has_ended());
+    }
+
+    const PINNED: HostAlloc = HostAlloc {
+        len: 4097,
+        flags: 0,
+        device: 0,
+    };
+
+    #[test]
+    fn pinned_memory_that_cannot_be_is_refused_before_it_is_registered() {
+        let mut test = Fixture::new(&[("cuMemHostRegister_v2", counts as Function)]);
+        test.limit(4096);
+        for (body, status) in [
+            (
+                HostAlloc {
+                    device: 1,
+                    ..PINNED
+                },
+                CUDA_ERROR_INVALID_DEVICE,
+            ),
+            (
+                HostAlloc {
+                    len: u64::MAX,
+                    ..PINNED
+                },
+                CUDA_ERROR_OUT_OF_MEMORY,
+            ),
+            (
+                HostAlloc {
+                    flags: MANAGED,
+                    ..PINNED
+                },
+                CUDA_ERROR_OUT_OF_MEMORY,
+            ),
+        ] {
+            assert_eq!(test.status(Op::HostAlloc, &body, &[]), status);
+        }
+        assert_eq!((test.calls(), test.held(), test.held_host()), (0, 0, 0));
+        assert_eq!(test.session.objects.host.len(), 0);
+    }
+
+    #[test]
+    fn pinned_memory_that_is_not_registered_is_not_counted() {
+        let mut test = Fixture::new(&[("cuMemHostRegister_v2", obeys as Function)]);
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let body = HostAlloc {
+            flags: MANAGED,
+            ..PINNED
+        };
+        let status = test.status(Op::HostAlloc, &body, &[]);
+        assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED);
+        assert_eq!((test.held(), test.held_host()), (0, 0));
+        test.orders(CUDA_SUCCESS);
+        assert_eq!(test.status(Op::HostAlloc, &body, &[]), CUDA_SUCCESS);
+        assert_eq!((test.held(), test.held_host()), (8192, 8192));
+    }
+
+    #[test]
+    fn pinned_memory_that_the_client_does_not_take_is_kept_for_its_next_request() {
+        let mut test = Fixture::new(&[("cuMemHostRegister_v2", counts as Function)]);
+        test.hangs_up();
+        let body = HostAlloc {
+            flags: MANAGED,
+            ..PINNED
+        };
+        for _ in 0..2 {
+            let status = test.status(Op::HostAlloc, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_OUT_OF_MEMORY);
+            assert_eq!((test.held(), test.session.objects.host.len()), (0, 0));
+        }
+        assert_eq!(
+            (test.calls(), test.session.objects.host_spare.len()),
+            (1, 1)
+        );
+    }
+
+    #[test]
+    fn only_pinned_memory_of_the_session_is_freed_and_only_once() {
+        let mut test = Fixture::new(&[("cuMemHostRegister_v2", counts as Function)]);
+        let body = HostAlloc {
+            flags: MANAGED,
+            ..PINNED
+        };
+        let range: Range = test.reply(Op::HostAlloc, &body, &[]).expect("memory");
+        let wrong = Range {
+            start: range.start + 4096,
+            len: 4096,
+        };
+        let status = test.status(Op::HostFree, &wrong, &[]);
+        assert_eq!((status, test.held()), (CUDA_ERROR_INVALID_VALUE, 8192));
+        assert_eq!(test.status(Op::HostFree, &range, &[]), CUDA_SUCCESS);
+        assert_eq!(test.held(), 0, "it could be on the device no more");
+        let status = test.status(Op::HostFree, &range, &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(test.pinned(8192), range.start, "it is used again");
+        assert_eq!(test.calls(), 1, "and stays registered");
+    }
+
+    #[test]
+    fn the_driver_is_asked_of_pointers_of_the_session_only() {
+        let mut test = Fixture::new(&[("cuPointerGetAttribute", records as Function)]);
+        let start = test.memory(UNIT);
+        let query = |pointer, attribute| PointerQuery {
+            pointer,
+            attribute,
+            pad: 0,
+        };
+        let known = CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+        for (body, status) in [
+            (query(start + UNIT, known), CUDA_ERROR_INVALID_VALUE),
+            (query(0x7000, known), CUDA_ERROR_INVALID_VALUE),
+            (query(start, 1), CUDA_ERROR_NOT_SUPPORTED),
+            (query(start, u32::MAX), CUDA_ERROR_NOT_SUPPORTED),
+        ] {
+            assert_eq!(test.status(Op::PointerAttribute, &body, &[]), status);
+        }
+        assert_eq!(test.calls(), 0);
+        let last = query(start + UNIT - 1, known);
+        assert_eq!(test.status(Op::PointerAttribute, &last, &[]), CUDA_SUCCESS);
+        assert_eq!(test.recorded()[0][2], start + UNIT - 1);
+    }
+
+    #[test]
+    fn a_pointer_that_the_driver_does_not_know_is_the_clients_error_and_a_fault_its_end() {
+        let mut test = Fixture::new(&[("cuPointerGetAttribute", obeys as Function)]);
+        let body = PointerQuery {
+            pointer: test.memory(UNIT),
+            attribute: CU_POINTER_ATTRIBUTE_RANGE_SIZE,
+            pad: 0,
+        };
+        for (status, ends) in [(CUDA_ERROR_NOT_FOUND, false), (FAULT, true)] {
+            test.orders(status);
+            assert_eq!(test.told(Op::PointerAttribute, &body, &[]), status);
+            assert_eq!(test.has_ended(), ends, "{status}");
+        }
+    }
+}

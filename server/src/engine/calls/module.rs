@@ -509,3 +509,301 @@ impl Session {
         self.describe::<Variable>(start, &message.whole());
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{
+        FAULT, Fixture, Function as Symbol, counts, obeys, obeys_with_handle, others, sealed,
+    };
+    use mpsshim_proto::message::Op;
+    use std::ffi::c_char;
+    use std::fs::File;
+
+    const KINDS: [Kind; 2] = [Kind::Module, Kind::Library];
+    const NAME: &[u8] = b"variable\0";
+
+    fn named(parent: u64) -> Named {
+        Named {
+            parent,
+            ..Named::default()
+        }
+    }
+
+    fn images(test: &Fixture) -> usize {
+        test.session.objects.images.len() + test.session.objects.libraries.len()
+    }
+
+    #[test]
+    fn content_that_cannot_be_an_image_is_not_given_to_the_driver() {
+        let mut test = Fixture::new(&[
+            ("cuModuleLoadDataEx", counts as Symbol),
+            ("cuLibraryLoadData", counts as Symbol),
+        ]);
+        let open = || File::open("/proc/self/exe").expect("a file").into();
+        for kind in KINDS {
+            let good = test.load(kind);
+            assert_eq!(
+                test.status(Op::ImageLoad, &ImageLoad { device: 1, ..good }, &[]),
+                CUDA_ERROR_INVALID_DEVICE
+            );
+            let len = good.len;
+            let text = || sealed(b".version 8.0");
+            for (file, len, hash) in [
+                (text(), 0, good.hash),
+                (text(), len + 1, good.hash),
+                (text(), u64::MAX, good.hash),
+                (text(), len, [0; 32]),
+                (sealed(b".version 8.1"), len, good.hash),
+                (open(), len, good.hash),
+            ] {
+                test.sends(file);
+                let body = ImageLoad { len, hash, ..good };
+                let status = test.status(Op::ImageLoad, &body, &[]);
+                assert_eq!(status, CUDA_ERROR_INVALID_IMAGE, "{len}");
+            }
+            // Without a descriptor the server's copy is meant, and there is none.
+            let status = test.status(Op::ImageLoad, &good, &[]);
+            assert_eq!(status, CUDA_ERROR_NOT_FOUND);
+        }
+        assert_eq!((test.calls(), test.held(), images(&test)), (0, 0, 0));
+    }
+
+    #[test]
+    fn bytes_that_are_no_image_are_not_given_to_the_driver() {
+        use sha2::{Digest, Sha256};
+        let mut test = Fixture::new(&[("cuModuleLoadDataEx", counts as Symbol)]);
+        for content in [
+            &[0; 16][..],
+            b"\x7fELF, and no more",
+            &0x4662_43b1u32.to_le_bytes(),
+        ] {
+            let body = ImageLoad {
+                hash: Sha256::digest(content).into(),
+                len: content.len() as u64,
+                ..test.load(Kind::Module)
+            };
+            // The descriptor that `load` sent is for another load.
+            let _ = test.session.receive_descriptor(7);
+            test.sends(sealed(content));
+            let status = test.status(Op::ImageLoad, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_IMAGE, "{content:x?}");
+        }
+        assert_eq!((test.calls(), test.held(), images(&test)), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_load_without_its_descriptor_or_its_options_breaks_the_protocol() {
+        let mut test = Fixture::new(&[("cuModuleLoadDataEx", counts as Symbol)]);
+        let good = test.load(Kind::Module);
+        for options in [1, u32::MAX] {
+            let body = ImageLoad { options, ..good };
+            test.load(Kind::Module);
+            assert!(test.is_violation(Op::ImageLoad, &body, &[]), "{options}");
+        }
+        let _ = test.session.receive_descriptor(7);
+        test.claims_descriptor();
+        assert!(test.is_violation(Op::ImageLoad, &good, &[]));
+        assert_eq!((test.calls(), test.held(), images(&test)), (0, 0, 0));
+    }
+
+    #[test]
+    fn an_image_counts_and_is_refused_beyond_the_limit() {
+        let mut test = Fixture::new(&[("cuModuleLoadDataEx", counts as Symbol)]);
+        test.limit(10);
+        let body = test.load(Kind::Module);
+        let status = test.status(Op::ImageLoad, &body, &[]);
+        assert_eq!((status, test.calls()), (CUDA_ERROR_OUT_OF_MEMORY, 0));
+        assert_eq!((test.held(), images(&test)), (0, 0));
+    }
+
+    #[test]
+    fn an_image_that_the_driver_does_not_load_leaves_nothing_behind() {
+        for (kind, name) in [
+            (Kind::Module, "cuModuleLoadDataEx"),
+            (Kind::Library, "cuLibraryLoadData"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys_with_handle as Symbol)]);
+            test.orders(CUDA_ERROR_NO_BINARY_FOR_GPU);
+            let body = test.load(kind);
+            let status = test.told(Op::ImageLoad, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_NO_BINARY_FOR_GPU, "{name}");
+            assert_eq!((test.held(), images(&test)), (0, 0), "{name}");
+            test.orders(CUDA_SUCCESS);
+            test.image(kind);
+            assert_eq!((test.held(), images(&test)), (body.len + 1, 1), "{name}");
+            test.orders(FAULT);
+            let body = test.load(kind);
+            assert_eq!(test.told(Op::ImageLoad, &body, &[]), FAULT, "{name}");
+            assert!(test.has_ended(), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_image_whose_handle_is_taken_is_unloaded_again() {
+        for kind in KINDS {
+            let mut test = Fixture::new(&[]);
+            let known = test.image(kind);
+            let held = test.held();
+            let body = ImageLoad {
+                image: known,
+                ..test.load(kind)
+            };
+            let status = test.status(Op::ImageLoad, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{kind:?}");
+            assert_eq!(images(&test), 1);
+            assert_eq!(test.held(), 2 * held, "it is still the driver's");
+            assert_eq!((test.buried(), test.held()), (1, held), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn with_an_image_all_that_was_found_in_it_is_gone() {
+        for kind in KINDS {
+            let mut test = Fixture::new(&[]);
+            let image = test.image(kind);
+            let function = test.function_of(image);
+            let start: u64 = test.reply(Op::GetGlobal, &named(image), NAME).expect("it");
+            assert!(test.owns(start), "{kind:?}");
+            let elsewhere = test.image(kind);
+            let stays = test.function_of(elsewhere);
+            for object in others(image) {
+                let status = test.status(Op::ImageUnload, &Object { object }, &[]);
+                assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{object:#x}");
+            }
+            let body = Object { object: image };
+            assert_eq!(test.status(Op::ImageUnload, &body, &[]), CUDA_SUCCESS);
+            let status = test.status(Op::ImageUnload, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{kind:?}");
+            assert!(test.session.objects.functions.get(function).is_err());
+            assert!(test.session.objects.functions.get(stays).is_ok());
+            assert!(!test.owns(start), "{kind:?}");
+            assert_eq!(test.buried(), 1, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_library_is_left_on_one_device() {
+        let mut test = Fixture::with_devices(2, &[]);
+        let library = test.image(Kind::Library);
+        let mut variables = [0; 2];
+        for (device, start) in (0..).zip(&mut variables) {
+            let body = Named {
+                device,
+                ..named(library)
+            };
+            *start = test.reply(Op::GetGlobal, &body, NAME).expect("a variable");
+        }
+        for parent in others(library) {
+            let status = test.status(Op::ImageLeave, &named(parent), &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{parent:#x}");
+        }
+        let nowhere = Named {
+            device: 2,
+            ..named(library)
+        };
+        let status = test.status(Op::ImageLeave, &nowhere, &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_DEVICE);
+        assert_eq!(
+            test.status(Op::ImageLeave, &named(library), &[]),
+            CUDA_SUCCESS
+        );
+        assert!(!test.owns(variables[0]));
+        assert!(test.owns(variables[1]));
+    }
+
+    #[test]
+    fn a_variable_is_of_an_image_of_the_session() {
+        let mut test = Fixture::new(&[
+            ("cuModuleGetGlobal_v2", counts as Symbol),
+            ("cuLibraryGetGlobal", counts as Symbol),
+            ("cuLibraryGetManaged", counts as Symbol),
+        ]);
+        let (module, library) = (test.image(Kind::Module), test.image(Kind::Library));
+        for image in [module, library] {
+            assert!(test.is_violation(Op::GetGlobal, &named(image), b"variable"));
+            for parent in others(image) {
+                let status = test.status(Op::GetGlobal, &named(parent), NAME);
+                assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{parent:#x}");
+            }
+        }
+        let nowhere = Named {
+            device: 1,
+            ..named(library)
+        };
+        let status = test.status(Op::GetGlobal, &nowhere, NAME);
+        assert_eq!(status, CUDA_ERROR_INVALID_DEVICE);
+        assert!(test.is_violation(Op::GetManaged, &named(library), b"variable"));
+        let status = test.status(Op::GetManaged, &named(module), NAME);
+        assert_eq!(status, CUDA_ERROR_INVALID_HANDLE);
+        assert_eq!((test.calls(), test.session.objects.globals.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_variable_that_the_driver_does_not_find_is_not_the_sessions() {
+        for (op, kind, name) in [
+            (Op::GetGlobal, Kind::Module, "cuModuleGetGlobal_v2"),
+            (Op::GetGlobal, Kind::Library, "cuLibraryGetGlobal"),
+            (Op::GetManaged, Kind::Library, "cuLibraryGetManaged"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Symbol)]);
+            let body = named(test.image(kind));
+            for (status, ends) in [(CUDA_ERROR_NOT_FOUND, false), (FAULT, true)] {
+                test.orders(status);
+                assert_eq!(test.told(op, &body, NAME), status, "{name}");
+                assert_eq!(test.session.objects.globals.len(), 0, "{name}");
+                assert_eq!(test.has_ended(), ends, "{name} {status}");
+            }
+        }
+    }
+
+    extern "C" fn two(count: &mut u32) -> CUresult {
+        *count = 2;
+        CUDA_SUCCESS
+    }
+
+    /// `cuFuncGetName`, unless ordered otherwise.
+    extern "C" fn name(name: &mut *const c_char) -> CUresult {
+        *name = c"kernel".as_ptr();
+        obeys()
+    }
+
+    #[test]
+    fn the_functions_of_an_image_are_listed_or_the_drivers_error_is_told() {
+        let (module, library) = (
+            [
+                "cuModuleGetFunctionCount",
+                "cuModuleEnumerateFunctions",
+                "cuFuncGetName",
+            ],
+            [
+                "cuLibraryGetKernelCount",
+                "cuLibraryEnumerateKernels",
+                "cuKernelGetName",
+            ],
+        );
+        for (kind, names) in [(Kind::Module, module), (Kind::Library, library)] {
+            for failing in names {
+                let mut functions = vec![(names[0], two as Symbol), (names[2], name as Symbol)];
+                if failing != names[2] {
+                    functions.insert(0, (failing, obeys as Symbol));
+                }
+                let mut test = Fixture::new(&functions);
+                let body = named(test.image(kind));
+                test.orders(CUDA_ERROR_NOT_SUPPORTED);
+                let status = test.status(Op::EnumerateFunctions, &body, &[]);
+                assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED, "{failing}");
+                for parent in others(body.parent) {
+                    let status = test.status(Op::EnumerateFunctions, &named(parent), &[]);
+                    assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{parent:#x}");
+                }
+                test.orders(CUDA_SUCCESS);
+                if failing != names[0] {
+                    let count = test.reply::<u64>(Op::EnumerateFunctions, &body, &[]);
+                    assert_eq!(count, Ok(2), "{failing}");
+                    assert_eq!(&test.answer()[8..], b"kernel\0kernel\0");
+                }
+            }
+        }
+    }
+}

@@ -284,3 +284,366 @@ impl Session {
         Ok(Vec::new())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{
+        FAULT, Fixture, Function, counts, obeys, obeys_with_handle, others, records,
+    };
+    use mpsshim_proto::handle::Kind;
+    use mpsshim_proto::message::Op;
+    use mpsshim_proto::message::memory::{ACCESSES_MAX, Access, Location, Properties};
+
+    const LEN: u64 = 1 << 20;
+    const DEVICE: Location = Location {
+        kind: CU_MEM_LOCATION_TYPE_DEVICE,
+        id: 0,
+    };
+
+    fn create(test: &mut Fixture, location: Location) -> PoolCreate {
+        PoolCreate {
+            handle: test.new_handle(Kind::MemPool),
+            max_size: 0,
+            properties: Properties {
+                location,
+                ..Properties::default()
+            },
+        }
+    }
+
+    fn pool(test: &mut Fixture) -> u64 {
+        let body = create(test, DEVICE);
+        assert_eq!(test.status(Op::PoolCreate, &body, &[]), CUDA_SUCCESS);
+        body.handle
+    }
+
+    fn alloc(test: &mut Fixture) -> PoolAlloc {
+        PoolAlloc {
+            pool: pool(test),
+            len: LEN,
+            stream: test.stream(),
+        }
+    }
+
+    fn attribute(pool: u64, attribute: u32, value: u64) -> PoolAttribute {
+        PoolAttribute {
+            pool,
+            value,
+            attribute,
+            pad: 0,
+        }
+    }
+
+    #[test]
+    fn a_pool_of_no_device_is_refused() {
+        let mut test = Fixture::new(&[("cuMemPoolCreate", counts as Function)]);
+        for (kind, id, status) in [
+            (CU_MEM_LOCATION_TYPE_DEVICE, 1, CUDA_ERROR_INVALID_DEVICE),
+            (CU_MEM_LOCATION_TYPE_HOST, 0, CUDA_ERROR_NOT_SUPPORTED),
+            (CU_MEM_LOCATION_TYPE_INVALID, 0, CUDA_ERROR_INVALID_VALUE),
+        ] {
+            let body = create(&mut test, Location { kind, id });
+            assert_eq!(test.status(Op::PoolCreate, &body, &[]), status);
+        }
+        let pools = test.session.objects.pools.pools.len();
+        assert_eq!((test.calls(), pools), (0, 0));
+    }
+
+    #[test]
+    fn a_pool_that_is_not_the_clients_is_destroyed_again() {
+        let mut test = Fixture::new(&[
+            ("cuMemPoolCreate", obeys_with_handle as Function),
+            ("cuMemPoolDestroy", counts as Function),
+        ]);
+        let known = pool(&mut test);
+        let event = test.new_handle(Kind::Event);
+        for handle in [known, event] {
+            let body = PoolCreate {
+                handle,
+                ..create(&mut test, DEVICE)
+            };
+            let status = test.status(Op::PoolCreate, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{handle:#x}");
+            assert_eq!(test.calls(), 1, "{handle:#x}");
+        }
+        for (status, pools) in [(CUDA_ERROR_NOT_SUPPORTED, 1), (CUDA_SUCCESS, 2), (FAULT, 2)] {
+            let body = create(&mut test, DEVICE);
+            test.orders(status);
+            assert_eq!(test.told(Op::PoolCreate, &body, &[]), status);
+            assert_eq!(test.session.objects.pools.pools.len(), pools);
+        }
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn a_pool_is_named_by_its_handle_only() {
+        let mut test = Fixture::new(&[
+            ("cuMemPoolDestroy", counts as Function),
+            ("cuMemAllocFromPoolAsync", counts as Function),
+            ("cuMemPoolGetAttribute", counts as Function),
+            ("cuMemPoolSetAttribute", counts as Function),
+            ("cuMemPoolSetAccess", counts as Function),
+            ("cuMemPoolGetAccess", counts as Function),
+            ("cuMemPoolTrimTo", counts as Function),
+        ]);
+        let good = alloc(&mut test);
+        test.calls();
+        let access = Access {
+            location: DEVICE,
+            ..Access::default()
+        };
+        for pool in others(good.pool) {
+            let one = PoolAccess {
+                pool,
+                count: 1,
+                pad: 0,
+            };
+            let reuse = attribute(pool, 1, 0);
+            let all = [
+                test.status(Op::PoolDestroy, &Object { object: pool }, &[]),
+                test.status(Op::PoolAlloc, &PoolAlloc { pool, ..good }, &[]),
+                test.status(Op::PoolGetAttribute, &reuse, &[]),
+                test.status(Op::PoolSetAttribute, &reuse, &[]),
+                test.status(Op::PoolTrim, &reuse, &[]),
+                test.status(Op::PoolSetAccess, &one, access.as_bytes()),
+                test.status(Op::PoolGetAccess, &one, access.as_bytes()),
+            ];
+            assert_eq!(all, [CUDA_ERROR_INVALID_VALUE; 7], "{pool:#x}");
+        }
+        for stream in others(good.stream) {
+            let status = test.status(Op::PoolAlloc, &PoolAlloc { stream, ..good }, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{stream:#x}");
+        }
+        assert_eq!((test.calls(), test.held()), (0, 0));
+    }
+
+    #[test]
+    fn memory_of_a_pool_counts_from_its_allocation_on() {
+        let mut test = Fixture::new(&[("cuMemAllocFromPoolAsync", obeys_with_handle as Function)]);
+        let body = alloc(&mut test);
+        test.limit(LEN);
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let status = test.status(Op::PoolAlloc, &body, &[]);
+        assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED);
+        // It counts as what the pool keeps, which the next allocation takes first.
+        test.orders(CUDA_SUCCESS);
+        let start: u64 = test.reply(Op::PoolAlloc, &body, &[]).expect("memory");
+        assert_eq!(test.held(), LEN);
+        assert!(test.owns(start + LEN - 8));
+        assert!(!test.owns(start + LEN - 7));
+        let more = PoolAlloc { len: 1, ..body };
+        let status = test.status(Op::PoolAlloc, &more, &[]);
+        assert_eq!((status, test.held()), (CUDA_ERROR_OUT_OF_MEMORY, LEN));
+    }
+
+    #[test]
+    fn a_fault_in_an_allocation_or_a_free_ends_the_session() {
+        for (op, name) in [
+            (Op::PoolAlloc, "cuMemAllocFromPoolAsync"),
+            (Op::PoolFree, "cuMemFreeAsync"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys_with_handle as Function)]);
+            let body = alloc(&mut test);
+            let address: u64 = test.reply(Op::PoolAlloc, &body, &[]).expect("memory");
+            let free = PoolFree {
+                address,
+                stream: body.stream,
+            };
+            test.orders(FAULT);
+            let told = match op {
+                Op::PoolAlloc => test.told(op, &body, &[]),
+                _ => test.told(op, &free, &[]),
+            };
+            assert_eq!(told, FAULT, "{op:?}");
+            assert!(test.has_ended(), "{op:?}");
+        }
+    }
+
+    #[test]
+    fn memory_is_freed_once_and_where_it_begins() {
+        let mut test = Fixture::new(&[("cuMemFreeAsync", records as Function)]);
+        let body = alloc(&mut test);
+        let address: u64 = test.reply(Op::PoolAlloc, &body, &[]).expect("memory");
+        let stream = body.stream;
+        for address in [0, address + 1, address + LEN] {
+            let status = test.status(Op::PoolFree, &PoolFree { address, stream }, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{address:#x}");
+        }
+        for stream in others(stream) {
+            let status = test.status(Op::PoolFree, &PoolFree { address, stream }, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{stream:#x}");
+        }
+        assert_eq!((test.calls(), test.held()), (0, LEN));
+        let free = PoolFree { address, stream };
+        assert_eq!(test.status(Op::PoolFree, &free, &[]), CUDA_SUCCESS);
+        assert_eq!(test.recorded()[0][0], address);
+        assert!(!test.owns(address));
+        assert_eq!(test.held(), LEN, "the pool keeps it");
+        let status = test.status(Op::PoolFree, &free, &[]);
+        assert_eq!((status, test.calls()), (CUDA_ERROR_INVALID_VALUE, 1));
+    }
+
+    #[test]
+    fn memory_that_the_driver_does_not_free_stays_the_clients() {
+        let mut test = Fixture::new(&[("cuMemFreeAsync", obeys as Function)]);
+        let body = alloc(&mut test);
+        let address: u64 = test.reply(Op::PoolAlloc, &body, &[]).expect("memory");
+        let free = PoolFree {
+            address,
+            stream: body.stream,
+        };
+        for (status, owned) in [(CUDA_ERROR_NOT_SUPPORTED, true), (CUDA_SUCCESS, false)] {
+            test.orders(status);
+            assert_eq!(test.status(Op::PoolFree, &free, &[]), status);
+            assert_eq!(test.owns(address), owned, "{status}");
+        }
+    }
+
+    #[test]
+    fn memory_that_a_pool_keeps_is_used_first_and_not_counted_twice() {
+        let mut test = Fixture::new(&[]);
+        let body = alloc(&mut test);
+        test.limit(LEN);
+        for _ in 0..2 {
+            let address: u64 = test.reply(Op::PoolAlloc, &body, &[]).expect("memory");
+            assert_eq!(test.held(), LEN);
+            let free = PoolFree {
+                address,
+                stream: body.stream,
+            };
+            assert_eq!(test.status(Op::PoolFree, &free, &[]), CUDA_SUCCESS);
+        }
+    }
+
+    #[test]
+    fn memory_that_a_pool_keeps_counts_after_an_allocation_that_failed() {
+        let mut test = Fixture::new(&[("cuMemAllocFromPoolAsync", obeys_with_handle as Function)]);
+        let body = alloc(&mut test);
+        let address: u64 = test.reply(Op::PoolAlloc, &body, &[]).expect("memory");
+        let free = PoolFree {
+            address,
+            stream: body.stream,
+        };
+        assert_eq!(test.status(Op::PoolFree, &free, &[]), CUDA_SUCCESS);
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let status = test.status(Op::PoolAlloc, &body, &[]);
+        assert_eq!((status, test.held()), (CUDA_ERROR_NOT_SUPPORTED, LEN));
+    }
+
+    #[test]
+    fn memory_of_a_destroyed_pool_stays_the_clients() {
+        let mut test = Fixture::new(&[]);
+        let body = alloc(&mut test);
+        let address: u64 = test.reply(Op::PoolAlloc, &body, &[]).expect("memory");
+        let object = Object { object: body.pool };
+        assert_eq!(test.status(Op::PoolDestroy, &object, &[]), CUDA_SUCCESS);
+        let again = test.status(Op::PoolDestroy, &object, &[]);
+        assert_eq!(again, CUDA_ERROR_INVALID_VALUE);
+        assert!(test.owns(address));
+        let free = PoolFree {
+            address,
+            stream: body.stream,
+        };
+        assert_eq!(test.status(Op::PoolFree, &free, &[]), CUDA_SUCCESS);
+        assert!(!test.owns(address));
+        assert_eq!(test.held(), LEN, "until the session's work is done");
+    }
+
+    #[test]
+    fn a_release_threshold_is_the_clients_and_the_driver_keeps_more() {
+        let mut test = Fixture::new(&[("cuMemPoolSetAttribute", obeys as Function)]);
+        let pool = pool(&mut test);
+        let threshold = attribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, 5);
+        for (status, now) in [(CUDA_ERROR_NOT_SUPPORTED, 0), (CUDA_SUCCESS, 5)] {
+            test.orders(status);
+            assert_eq!(test.status(Op::PoolSetAttribute, &threshold, &[]), status);
+            let told = test.reply::<u64>(Op::PoolGetAttribute, &threshold, &[]);
+            assert_eq!(told, Ok(now));
+        }
+    }
+
+    #[test]
+    fn calls_on_a_pool_return_the_error_of_the_driver() {
+        let reuse = CU_MEMPOOL_ATTR_RELEASE_THRESHOLD - 1;
+        let access = Access {
+            location: DEVICE,
+            ..Access::default()
+        };
+        for (op, name) in [
+            (Op::PoolGetAttribute, "cuMemPoolGetAttribute"),
+            (Op::PoolSetAttribute, "cuMemPoolSetAttribute"),
+            (Op::PoolTrim, "cuMemPoolTrimTo"),
+            (Op::PoolSetAccess, "cuMemPoolSetAccess"),
+            (Op::PoolGetAccess, "cuMemPoolGetAccess"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let pool = pool(&mut test);
+            let one = PoolAccess {
+                pool,
+                count: 1,
+                pad: 0,
+            };
+            for (status, ends) in [
+                (CUDA_ERROR_NOT_SUPPORTED, false),
+                (CUDA_SUCCESS, false),
+                (FAULT, true),
+            ] {
+                test.orders(status);
+                let told = match op {
+                    Op::PoolSetAccess | Op::PoolGetAccess => test.told(op, &one, access.as_bytes()),
+                    _ => test.told(op, &attribute(pool, reuse, 0), &[]),
+                };
+                assert_eq!(told, status, "{op:?}");
+                assert_eq!(test.has_ended(), ends, "{op:?} {status}");
+            }
+        }
+    }
+
+    #[test]
+    fn accesses_to_a_pool_fit_the_message_and_are_of_devices() {
+        let mut test = Fixture::new(&[
+            ("cuMemPoolSetAccess", counts as Function),
+            ("cuMemPoolGetAccess", counts as Function),
+        ]);
+        let pool = pool(&mut test);
+        let body = |count| PoolAccess {
+            pool,
+            count,
+            pad: 0,
+        };
+        let second = Access {
+            location: Location { id: 1, ..DEVICE },
+            ..Access::default()
+        };
+        for op in [Op::PoolSetAccess, Op::PoolGetAccess] {
+            for count in [1, ACCESSES_MAX as u32 + 1] {
+                assert!(test.is_violation(op, &body(count), &[]), "{op:?} {count}");
+            }
+            let status = test.status(op, &body(1), second.as_bytes());
+            assert_eq!(status, CUDA_ERROR_INVALID_DEVICE, "{op:?}");
+        }
+        let status = test.status(Op::PoolGetAccess, &body(0), &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "of no place");
+        assert_eq!(test.calls(), 0);
+    }
+
+    #[test]
+    fn a_captured_allocation_that_came_to_nothing_is_freed_again() {
+        let mut test = Fixture::new(&[
+            ("cuMemAllocFromPoolAsync", obeys_with_handle as Function),
+            ("cuMemFreeAsync", counts as Function),
+        ]);
+        let body = alloc(&mut test);
+        test.captures(body.stream);
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let status = test.status(Op::PoolAlloc, &body, &[]);
+        assert_eq!((status, test.calls()), (CUDA_ERROR_NOT_SUPPORTED, 0));
+        test.orders(CUDA_SUCCESS);
+        // This driver does not say that the stream captures.
+        let status = test.status(Op::PoolAlloc, &body, &[]);
+        assert_eq!(status, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+        assert_eq!((test.calls(), test.held()), (1, 0));
+        assert!(test.session.objects.graphs.memory.is_empty());
+    }
+}

@@ -283,3 +283,254 @@ impl Session {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{
+        FAULT, Fixture, Function, counts, obeys, obeys_with_handle, others,
+    };
+    use mpsshim_proto::message::array::ArrayCreate;
+    use mpsshim_proto::message::{Object, Op};
+
+    const NAME: &[u8] = b"texture\0";
+
+    fn get(test: &mut Fixture, module: u64, kind: Kind) -> GetReference {
+        GetReference {
+            module,
+            reference: test.new_handle(kind),
+            ..GetReference::default()
+        }
+    }
+
+    fn reference(test: &mut Fixture, kind: Kind) -> u64 {
+        let module = test.image(Kind::Module);
+        let body = get(test, module, kind);
+        assert_eq!(test.status(Op::GetReference, &body, NAME), CUDA_SUCCESS);
+        body.reference
+    }
+
+    fn array(test: &mut Fixture, kind: Kind) -> u64 {
+        let body = ArrayCreate {
+            array: test.new_handle(kind),
+            size: [16, 0, 0],
+            format: CU_AD_FORMAT_FLOAT,
+            channels: 1,
+            levels: 1,
+            ..ArrayCreate::default()
+        };
+        assert_eq!(test.status(Op::ArrayCreate, &body, &[]), CUDA_SUCCESS);
+        body.array
+    }
+
+    fn call(reference: u64, call: ReferenceCall, first: u64) -> ReferenceArguments {
+        ReferenceArguments {
+            reference,
+            words: [first, 0, 0, 0, 0, 0],
+            call: call as u32,
+            pad: 0,
+        }
+    }
+
+    fn references(test: &Fixture) -> usize {
+        let objects = &test.session.objects;
+        objects.texture_references.len() + objects.surface_references.len()
+    }
+
+    #[test]
+    fn a_reference_is_of_a_module_of_the_session() {
+        let mut test = Fixture::new(&[
+            ("cuModuleGetTexRef", counts as Function),
+            ("cuModuleGetSurfRef", counts as Function),
+            ("cuTexRefCreate", counts as Function),
+        ]);
+        let (module, library) = (test.image(Kind::Module), test.image(Kind::Library));
+        for kind in [Kind::TextureReference, Kind::SurfaceReference] {
+            let [_, stale, context] = others(module);
+            for module in [stale, context, library] {
+                let body = get(&mut test, module, kind);
+                let status = test.status(Op::GetReference, &body, NAME);
+                assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{module:#x}");
+            }
+            let body = get(&mut test, module, kind);
+            assert!(test.is_violation(Op::GetReference, &body, b"texture"));
+        }
+        let elsewhere = GetReference {
+            device: 1,
+            ..get(&mut test, 0, Kind::TextureReference)
+        };
+        let status = test.status(Op::GetReference, &elsewhere, NAME);
+        assert_eq!(status, CUDA_ERROR_INVALID_DEVICE);
+        assert_eq!((test.calls(), references(&test)), (0, 0));
+    }
+
+    #[test]
+    fn a_reference_that_the_driver_does_not_find_can_be_found_later() {
+        for (of_module, kind, name) in [
+            (true, Kind::TextureReference, "cuModuleGetTexRef"),
+            (true, Kind::SurfaceReference, "cuModuleGetSurfRef"),
+            (false, Kind::TextureReference, "cuTexRefCreate"),
+        ] {
+            let mut test = Fixture::new(&[
+                (name, obeys_with_handle as Function),
+                ("cuTexRefDestroy", counts as Function),
+            ]);
+            let module = match of_module {
+                true => test.image(Kind::Module),
+                false => 0,
+            };
+            let body = get(&mut test, module, kind);
+            for (ordered, status, count) in [
+                (CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_FOUND, 0),
+                (CUDA_SUCCESS, CUDA_SUCCESS, 1),
+                (CUDA_SUCCESS, CUDA_ERROR_INVALID_HANDLE, 1),
+                (FAULT, FAULT, 1),
+            ] {
+                test.orders(ordered);
+                assert_eq!(test.told(Op::GetReference, &body, NAME), status, "{name}");
+                assert_eq!(references(&test), count, "{name}");
+            }
+            // One of a module is the module's.
+            assert_eq!(test.calls(), u32::from(!of_module), "{name}");
+            assert!(test.has_ended(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_call_is_of_a_reference_of_its_kind() {
+        let mut test = Fixture::new(&[
+            ("cuTexRefGetFlags", counts as Function),
+            ("cuSurfRefGetArray", counts as Function),
+        ]);
+        let texture = reference(&mut test, Kind::TextureReference);
+        let surface = reference(&mut test, Kind::SurfaceReference);
+        let mut wrong = vec![
+            call(texture, ReferenceCall::SurfaceGetArray, 0),
+            call(texture, ReferenceCall::SurfaceSetArray, 0),
+            call(surface, ReferenceCall::GetFlags, 0),
+            call(surface, ReferenceCall::Destroy, 0),
+        ];
+        wrong.extend(others(texture).map(|one| call(one, ReferenceCall::GetFlags, 0)));
+        wrong.extend(others(surface).map(|one| call(one, ReferenceCall::SurfaceGetArray, 0)));
+        for body in wrong {
+            let status = test.status(Op::ReferenceCall, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{:#x}", body.reference);
+        }
+        for number in [28, u32::MAX] {
+            let body = ReferenceArguments {
+                call: number,
+                ..call(texture, ReferenceCall::GetFlags, 0)
+            };
+            assert!(test.is_violation(Op::ReferenceCall, &body, &[]), "{number}");
+        }
+        assert_eq!((test.calls(), references(&test)), (0, 2));
+    }
+
+    #[test]
+    fn each_call_on_a_reference_returns_the_error_of_the_driver() {
+        use ReferenceCall::*;
+        let (texture, surface) = (Kind::TextureReference, Kind::SurfaceReference);
+        for (kind, what, name) in [
+            (texture, SetArray, "cuTexRefSetArray"),
+            (texture, SetMipmappedArray, "cuTexRefSetMipmappedArray"),
+            (texture, SetAddress, "cuTexRefSetAddress_v2"),
+            (texture, SetAddress2D, "cuTexRefSetAddress2D_v3"),
+            (texture, SetFormat, "cuTexRefSetFormat"),
+            (texture, SetAddressMode, "cuTexRefSetAddressMode"),
+            (texture, SetFilterMode, "cuTexRefSetFilterMode"),
+            (texture, SetMipmapFilterMode, "cuTexRefSetMipmapFilterMode"),
+            (texture, SetMipmapLevelBias, "cuTexRefSetMipmapLevelBias"),
+            (texture, SetMipmapLevelClamp, "cuTexRefSetMipmapLevelClamp"),
+            (texture, SetMaxAnisotropy, "cuTexRefSetMaxAnisotropy"),
+            (texture, SetBorderColor, "cuTexRefSetBorderColor"),
+            (texture, SetFlags, "cuTexRefSetFlags"),
+            (texture, GetAddress, "cuTexRefGetAddress_v2"),
+            (texture, GetArray, "cuTexRefGetArray"),
+            (texture, GetMipmappedArray, "cuTexRefGetMipmappedArray"),
+            (texture, GetAddressMode, "cuTexRefGetAddressMode"),
+            (texture, GetFilterMode, "cuTexRefGetFilterMode"),
+            (texture, GetFormat, "cuTexRefGetFormat"),
+            (texture, GetMipmapFilterMode, "cuTexRefGetMipmapFilterMode"),
+            (texture, GetMipmapLevelBias, "cuTexRefGetMipmapLevelBias"),
+            (texture, GetMipmapLevelClamp, "cuTexRefGetMipmapLevelClamp"),
+            (texture, GetMaxAnisotropy, "cuTexRefGetMaxAnisotropy"),
+            (texture, GetBorderColor, "cuTexRefGetBorderColor"),
+            (texture, GetFlags, "cuTexRefGetFlags"),
+            (surface, SurfaceSetArray, "cuSurfRefSetArray"),
+            (surface, SurfaceGetArray, "cuSurfRefGetArray"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let body = call(reference(&mut test, kind), what, 0);
+            for status in [CUDA_ERROR_INVALID_VALUE, CUDA_SUCCESS, FAULT] {
+                test.orders(status);
+                assert_eq!(test.told(Op::ReferenceCall, &body, &[]), status, "{name}");
+            }
+            assert!(test.has_ended(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_reference_names_arrays_of_the_session_and_the_last_that_the_driver_took() {
+        use ReferenceCall::*;
+        for (of, set, get, array_kind, name) in [
+            (
+                Kind::TextureReference,
+                SetArray,
+                GetArray,
+                Kind::Array,
+                "cuTexRefSetArray",
+            ),
+            (
+                Kind::TextureReference,
+                SetMipmappedArray,
+                GetMipmappedArray,
+                Kind::MipmappedArray,
+                "cuTexRefSetMipmappedArray",
+            ),
+            (
+                Kind::SurfaceReference,
+                SurfaceSetArray,
+                SurfaceGetArray,
+                Kind::Array,
+                "cuSurfRefSetArray",
+            ),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let reference = reference(&mut test, of);
+            let array = array(&mut test, array_kind);
+            let [_, stale, context] = others(array);
+            for wrong in [stale, context] {
+                let body = call(reference, set, wrong);
+                let status = test.status(Op::ReferenceCall, &body, &[]);
+                assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{wrong:#x}");
+            }
+            for (status, named) in [(CUDA_ERROR_NOT_SUPPORTED, 0), (CUDA_SUCCESS, array)] {
+                test.orders(status);
+                let body = call(reference, set, array);
+                assert_eq!(test.status(Op::ReferenceCall, &body, &[]), status);
+                let body = call(reference, get, 0);
+                let told = test.reply::<u64>(Op::ReferenceCall, &body, &[]);
+                assert_eq!(told, Ok(named), "{name}");
+            }
+            // A kernel may look at it.
+            let body = Object { object: array };
+            assert_eq!(test.status(Op::ArrayDestroy, &body, &[]), CUDA_SUCCESS);
+            assert_eq!(test.session.objects.bound_arrays.len(), 1, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_reference_of_a_module_is_not_destroyed_and_named_no_more() {
+        let mut test = Fixture::new(&[("cuTexRefDestroy", counts as Function)]);
+        let of_module = reference(&mut test, Kind::TextureReference);
+        let own = get(&mut test, 0, Kind::TextureReference);
+        assert_eq!(test.status(Op::GetReference, &own, NAME), CUDA_SUCCESS);
+        for (reference, destroyed) in [(of_module, 0), (own.reference, 1)] {
+            let body = call(reference, ReferenceCall::Destroy, 0);
+            assert_eq!(test.status(Op::ReferenceCall, &body, &[]), CUDA_SUCCESS);
+            assert_eq!(test.calls(), destroyed);
+            let again = test.status(Op::ReferenceCall, &body, &[]);
+            assert_eq!(again, CUDA_ERROR_INVALID_HANDLE);
+        }
+    }
+}

@@ -379,3 +379,570 @@ fn parts(body: &FileRegister, behind: &[u8]) -> Result<Vec<(u64, u64)>, CallErro
     let first = first.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     Ok([vec![(body.offset, first)], further].concat())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::base::account::Account;
+    use crate::engine::gpu::devices::Grant;
+    use crate::engine::objects::shares::Sharing;
+    use crate::engine::testing::{
+        FAULT, Fixture, Function, counts, obeys, obeys_with_handle, others, sealed,
+    };
+    use mpsshim_proto::handle::Kind;
+    use mpsshim_proto::message::memory::{Location, Opaque, PoolCreate, Properties};
+    use mpsshim_proto::message::{Copy, CopyInline, MemGrant, Op, Side};
+    use std::fs::File;
+    use std::os::fd::IntoRawFd;
+    use std::sync::Arc;
+
+    const UNIT: u64 = 2 << 20;
+    const FILE: u32 = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+    /// Memory that another session of this user shares, its handle, and what that session holds.
+    fn of_another(test: &Fixture, uid: u32) -> (IpcOpen, Arc<Grant>, Sharing) {
+        let device = test.shared.gpu.device(0).expect("a device");
+        let grant = device.grant(&test.shared.gpu.driver, &Account::default(), UNIT);
+        let grant = Arc::new(grant.expect("memory"));
+        let mut sharing = Sharing::default();
+        let (shares, range) = (&test.shared.roster.shares, (grant.start, UNIT));
+        let handle = sharing.share(shares, (2, uid), range, &grant);
+        let handle = handle.expect("a handle");
+        let open = IpcOpen {
+            handle: Opaque::read_from_bytes(&handle).expect("64 bytes"),
+            ..IpcOpen::default()
+        };
+        (open, grant, sharing)
+    }
+
+    fn pool(test: &mut Fixture) -> u64 {
+        let body = PoolCreate {
+            handle: test.new_handle(Kind::MemPool),
+            max_size: 0,
+            properties: Properties {
+                location: Location {
+                    kind: CU_MEM_LOCATION_TYPE_DEVICE,
+                    id: 0,
+                },
+                ..Properties::default()
+            },
+        };
+        assert_eq!(test.status(Op::PoolCreate, &body, &[]), CUDA_SUCCESS);
+        body.handle
+    }
+
+    #[test]
+    fn memory_is_shared_inside_one_grant_of_the_session() {
+        let mut test = Fixture::new(&[]);
+        let start = test.memory(UNIT);
+        test.memory(UNIT);
+        for (at, len) in [
+            (start - 1, 8),
+            (start, 0),
+            (start, UNIT + 1),
+            (start + 8, UNIT),
+            (start + 2 * UNIT, 8),
+            (start, u64::MAX),
+        ] {
+            let body = Range { start: at, len };
+            let status = test.status(Op::IpcShare, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{at:#x} {len:#x}");
+        }
+        assert!(test.session.objects.sharing.is_untouched());
+        let body = Range { start, len: UNIT };
+        let handle: Opaque = test.reply(Op::IpcShare, &body, &[]).expect("a handle");
+        let open = IpcOpen {
+            handle,
+            ..IpcOpen::default()
+        };
+        let status = test.status(Op::IpcOpen, &open, &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_CONTEXT, "its own memory");
+        let freed = Object { object: start };
+        assert_eq!(test.status(Op::IpcForget, &freed, &[]), CUDA_SUCCESS);
+        let status = test.status(Op::IpcOpen, &open, &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "the handle is revoked");
+    }
+
+    #[test]
+    fn memory_of_another_session_is_opened_by_its_handle_only() {
+        let mut test = Fixture::new(&[]);
+        let (open, grant, _holder) = of_another(&test, 0);
+        let (foreign, _grant, _other) = of_another(&test, 1);
+        let mut wrong = open;
+        wrong.handle.words[3] ^= 1;
+        let elsewhere = IpcOpen { device: 1, ..open };
+        for (body, status) in [
+            (wrong, CUDA_ERROR_INVALID_VALUE),
+            (IpcOpen::default(), CUDA_ERROR_INVALID_VALUE),
+            (foreign, CUDA_ERROR_INVALID_VALUE),
+            (elsewhere, CUDA_ERROR_INVALID_DEVICE),
+        ] {
+            assert_eq!(test.status(Op::IpcOpen, &body, &[]), status);
+        }
+        assert!(!test.owns(grant.start));
+        for _ in 0..2 {
+            assert_eq!(test.status(Op::IpcOpen, &open, &[]), CUDA_SUCCESS);
+        }
+        let close = Object {
+            object: grant.start,
+        };
+        for owned in [true, false] {
+            assert_eq!(test.status(Op::IpcClose, &close, &[]), CUDA_SUCCESS);
+            assert_eq!(test.owns(grant.start), owned);
+        }
+        let status = test.status(Op::IpcClose, &close, &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE);
+        let inside = Object {
+            object: grant.start + 8,
+        };
+        let status = test.status(Op::IpcClose, &inside, &[]);
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE);
+    }
+
+    #[test]
+    fn memory_that_the_second_device_cannot_use_is_closed_again() {
+        let mut test = Fixture::with_devices(2, &[("cuMemSetAccess", obeys as Function)]);
+        let (open, grant, _holder) = of_another(&test, 0);
+        let open = IpcOpen { device: 1, ..open };
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let status = test.status(Op::IpcOpen, &open, &[]);
+        assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED);
+        assert!(test.session.objects.sharing.is_untouched());
+        assert_eq!(Arc::strong_count(&grant), 1);
+        test.orders(CUDA_SUCCESS);
+        assert_eq!(test.status(Op::IpcOpen, &open, &[]), CUDA_SUCCESS);
+    }
+
+    #[test]
+    fn the_last_holder_returns_shared_memory() {
+        let mut test = Fixture::new(&[("cuMemUnmap", counts as Function)]);
+        let (open, grant, holder) = of_another(&test, 0);
+        assert_eq!(test.status(Op::IpcOpen, &open, &[]), CUDA_SUCCESS);
+        let close = Object {
+            object: grant.start,
+        };
+        drop((grant, holder));
+        assert_eq!(test.calls(), 0);
+        assert_eq!(test.status(Op::IpcClose, &close, &[]), CUDA_SUCCESS);
+        assert_eq!((test.calls(), test.held()), (1, 0));
+    }
+
+    /// Gives a descriptor of a memory file, unless ordered otherwise.
+    extern "C" fn exports(descriptor: &mut i32) -> CUresult {
+        match obeys() {
+            CUDA_SUCCESS => *descriptor = sealed(&[0]).into_raw_fd(),
+            status => return status,
+        }
+        counts()
+    }
+
+    #[test]
+    fn a_pool_and_a_range_are_exported_as_descriptors_only() {
+        let mut test = Fixture::new(&[
+            ("cuMemPoolExportToShareableHandle", exports as Function),
+            ("cuMemGetHandleForAddressRange", exports as Function),
+        ]);
+        let (pool, address) = (pool(&mut test), test.memory(UNIT));
+        let export = |handle, kind| PhysicalExport {
+            handle,
+            flags: 0,
+            kind,
+            pad: 0,
+        };
+        let range = |address, len, kind| RangeHandle {
+            address,
+            len,
+            flags: 0,
+            kind,
+            pad: 0,
+        };
+        let dma = CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+        let mut wrong = others(pool).map(|pool| export(pool, FILE)).to_vec();
+        wrong.push(export(pool, CU_MEM_HANDLE_TYPE_FABRIC));
+        for body in wrong {
+            let status = test.status(Op::PoolExport, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{:#x}", body.handle);
+        }
+        for body in [
+            range(address + 8, UNIT, dma),
+            range(address - 8, UNIT, dma),
+            range(0, UNIT, dma),
+            range(address, UNIT, dma + 1),
+        ] {
+            let status = test.status(Op::RangeHandle, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{:#x}", body.address);
+        }
+        assert_eq!(test.calls(), 0);
+        for (ordered, status) in [
+            (CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED),
+            (CUDA_SUCCESS, CUDA_SUCCESS),
+        ] {
+            test.orders(ordered);
+            let exported = test.status(Op::PoolExport, &export(pool, FILE), &[]);
+            assert_eq!(exported, status);
+            let exported = test.status(Op::RangeHandle, &range(address, UNIT, dma), &[]);
+            assert_eq!(exported, status);
+        }
+        test.hangs_up();
+        let status = test.status(Op::PoolExport, &export(pool, FILE), &[]);
+        assert_eq!(status, CUDA_ERROR_OUT_OF_MEMORY);
+        let status = test.status(Op::RangeHandle, &range(address, UNIT, dma), &[]);
+        assert_eq!(status, CUDA_ERROR_OUT_OF_MEMORY);
+    }
+
+    const IMPORT: &str = "cuMemPoolImportFromShareableHandle";
+
+    fn import(test: &mut Fixture) -> PoolImport {
+        PoolImport {
+            handle: test.new_handle(Kind::MemPool),
+            kind: FILE,
+            device: 0,
+            flags: 0,
+        }
+    }
+
+    #[test]
+    fn a_pool_is_imported_from_a_descriptor_that_can_be_one() {
+        let mut test = Fixture::new(&[(IMPORT, counts as Function)]);
+        let good = import(&mut test);
+        let fabric = PoolImport {
+            kind: CU_MEM_HANDLE_TYPE_FABRIC,
+            ..good
+        };
+        let elsewhere = PoolImport { device: 1, ..good };
+        let memory = || sealed(&[0]);
+        let null = || File::open("/dev/null").expect("a device").into();
+        for (file, body, status) in [
+            (null(), good, CUDA_ERROR_INVALID_VALUE),
+            (memory(), fabric, CUDA_ERROR_INVALID_VALUE),
+            (memory(), elsewhere, CUDA_ERROR_INVALID_DEVICE),
+        ] {
+            test.sends(file);
+            assert_eq!(test.status(Op::PoolImport, &body, &[]), status);
+        }
+        test.claims_descriptor();
+        assert!(test.is_violation(Op::PoolImport, &good, &[]));
+        let pools = test.session.objects.pools.pools.len();
+        assert_eq!((test.calls(), pools), (0, 0));
+    }
+
+    #[test]
+    fn an_imported_pool_that_is_not_the_clients_is_destroyed_again() {
+        let mut test = Fixture::new(&[
+            (IMPORT, obeys_with_handle as Function),
+            ("cuMemPoolDestroy", counts as Function),
+        ]);
+        let body = import(&mut test);
+        for (ordered, status, destroyed) in [
+            (CUDA_ERROR_UNKNOWN, CUDA_ERROR_UNKNOWN, 0),
+            (CUDA_SUCCESS, CUDA_SUCCESS, 0),
+            (CUDA_SUCCESS, CUDA_ERROR_INVALID_HANDLE, 1),
+            (FAULT, FAULT, 0),
+        ] {
+            test.orders(ordered);
+            test.sends(sealed(&[0]));
+            assert_eq!(test.told(Op::PoolImport, &body, &[]), status);
+            assert_eq!(test.calls(), destroyed, "{status}");
+        }
+        assert!(test.has_ended());
+        assert_eq!(test.session.objects.pools.pools.len(), 1);
+    }
+
+    extern "C" fn block(start: &mut u64, len: &mut usize, address: u64) -> CUresult {
+        (*start, *len) = (address, 4096);
+        obeys()
+    }
+
+    #[test]
+    fn an_imported_allocation_that_does_not_count_is_freed_again() {
+        let mut test = Fixture::new(&[
+            ("cuMemGetAddressRange_v2", block as Function),
+            ("cuMemFreeAsync", counts as Function),
+        ]);
+        let body = PoolImportPointer {
+            pool: pool(&mut test),
+            data: Opaque::default(),
+        };
+        for pool in others(body.pool) {
+            let body = PoolImportPointer { pool, ..body };
+            let status = test.status(Op::PoolImportPointer, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{pool:#x}");
+        }
+        test.limit(4096);
+        for (ordered, status, freed, held) in [
+            (CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED, 1, 0),
+            (CUDA_SUCCESS, CUDA_SUCCESS, 0, 4096),
+            (CUDA_SUCCESS, CUDA_ERROR_OUT_OF_MEMORY, 1, 4096),
+        ] {
+            test.orders(ordered);
+            assert_eq!(test.told(Op::PoolImportPointer, &body, &[]), status);
+            assert_eq!((test.calls(), test.held()), (freed, held), "{status}");
+        }
+    }
+
+    #[test]
+    fn a_pointer_is_exported_where_an_allocation_begins() {
+        let mut test = Fixture::new(&[
+            ("cuMemGetAddressRange_v2", block as Function),
+            ("cuMemPoolExportPointer", obeys as Function),
+        ]);
+        let body = PoolImportPointer {
+            pool: pool(&mut test),
+            data: Opaque::default(),
+        };
+        let start: u64 = test.reply(Op::PoolImportPointer, &body, &[]).expect("it");
+        for (object, ordered, status) in [
+            (0, CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE),
+            (start + 8, CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE),
+            (start, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED),
+            (start, CUDA_SUCCESS, CUDA_SUCCESS),
+        ] {
+            test.orders(ordered);
+            let told = test.status(Op::PoolExportPointer, &Object { object }, &[]);
+            assert_eq!(told, status, "{object:#x}");
+        }
+    }
+
+    fn page() -> FileRegister {
+        FileRegister {
+            len: 4096,
+            ..FileRegister::default()
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_registered_does_not_count() {
+        let mut test = Fixture::new(&[("cuMemHostRegister_v2", counts as Function)]);
+        let part = |offset, len| FilePart { offset, len }.as_bytes().to_vec();
+        let whole = || sealed(&[0; 8192]);
+        let null = || File::open("/dev/null").expect("a device").into();
+        let file = |offset, len, address, device| FileRegister {
+            offset,
+            len,
+            address,
+            flags: 0,
+            device,
+        };
+        for (fd, body, rest, status) in [
+            (null(), page(), vec![], CUDA_ERROR_INVALID_VALUE),
+            (whole(), file(0, 0, 0, 0), vec![], CUDA_ERROR_INVALID_VALUE),
+            (whole(), file(0, 8, 0, 0), vec![], CUDA_ERROR_INVALID_VALUE),
+            (
+                whole(),
+                file(8, 4096, 0, 0),
+                vec![],
+                CUDA_ERROR_INVALID_VALUE,
+            ),
+            (
+                whole(),
+                file(8192, 4096, 0, 0),
+                vec![],
+                CUDA_ERROR_INVALID_VALUE,
+            ),
+            (
+                whole(),
+                file(0, 4096, 8, 0),
+                vec![],
+                CUDA_ERROR_INVALID_VALUE,
+            ),
+            (
+                whole(),
+                file(0, 4096, 0, 1),
+                vec![],
+                CUDA_ERROR_INVALID_DEVICE,
+            ),
+            // The parts are more than all.
+            (whole(), page(), part(0, 8192), CUDA_ERROR_INVALID_VALUE),
+            (
+                whole(),
+                file(0, 8192, 0, 0),
+                part(8192, 4096),
+                CUDA_ERROR_INVALID_VALUE,
+            ),
+        ] {
+            test.sends(fd);
+            let told = test.status(Op::FileRegister, &body, &rest);
+            assert_eq!(told, status, "{} {}", body.offset, body.len);
+        }
+        test.sends(whole());
+        let parts = vec![0; (FILE_PARTS_MAX + 1) * size_of::<FilePart>()];
+        assert!(test.is_violation(Op::FileRegister, &page(), &parts));
+        test.claims_descriptor();
+        assert!(test.is_violation(Op::FileRegister, &page(), &[]));
+        assert_eq!((test.calls(), test.held_host()), (0, 0));
+        assert_eq!(test.session.objects.files.len(), 0);
+    }
+
+    extern "C" fn other_address(device: &mut u64) -> CUresult {
+        *device = 8;
+        obeys()
+    }
+
+    #[test]
+    fn a_file_that_the_driver_does_not_register_does_not_count() {
+        let mut test = Fixture::new(&[("cuMemHostRegister_v2", obeys as Function)]);
+        for (status, held) in [(CUDA_ERROR_NOT_SUPPORTED, 0), (CUDA_SUCCESS, 4096)] {
+            test.orders(status);
+            test.sends(sealed(&[0; 4096]));
+            assert_eq!(test.told(Op::FileRegister, &page(), &[]), status);
+            assert_eq!(test.held_host(), held);
+        }
+        test.orders(FAULT);
+        test.sends(sealed(&[0; 4096]));
+        assert_eq!(test.told(Op::FileRegister, &page(), &[]), FAULT);
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn a_file_that_devices_would_see_elsewhere_is_unregistered() {
+        let mut test = Fixture::new(&[
+            ("cuMemHostUnregister", counts as Function),
+            ("cuMemHostGetDevicePointer_v2", other_address as Function),
+        ]);
+        for (ordered, status) in [
+            (CUDA_SUCCESS, CUDA_ERROR_NOT_SUPPORTED),
+            (CUDA_ERROR_UNKNOWN, CUDA_ERROR_UNKNOWN),
+        ] {
+            test.orders(ordered);
+            test.sends(sealed(&[0; 4096]));
+            let told = test.status(Op::FileRegister, &page(), &[]);
+            assert_eq!((told, test.calls(), test.held_host()), (status, 1, 0));
+        }
+        assert_eq!(test.session.objects.files.len(), 0);
+    }
+
+    #[test]
+    fn a_file_is_unregistered_once_and_named_no_more() {
+        let mut test = Fixture::new(&[]);
+        test.sends(sealed(&[0; 4096]));
+        let object: u64 = test.reply(Op::FileRegister, &page(), &[]).expect("a file");
+        assert!(test.owns(object + 4088) && !test.owns(object + 4089));
+        for object in [0, object + 8] {
+            let status = test.status(Op::FileUnregister, &Object { object }, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{object:#x}");
+        }
+        let file = Object { object };
+        assert_eq!(test.status(Op::FileUnregister, &file, &[]), CUDA_SUCCESS);
+        assert!(!test.owns(object));
+        let again = test.status(Op::FileUnregister, &file, &[]);
+        assert_eq!(again, CUDA_ERROR_INVALID_VALUE);
+        assert_eq!((test.held_host(), test.buried()), (4096, 1));
+        assert_eq!(test.held_host(), 0);
+    }
+
+    #[test]
+    fn peers_are_two_devices() {
+        let mut test = Fixture::with_devices(2, &[("cuCtxEnablePeerAccess", obeys as Function)]);
+        let peers = |owner, user, enable| Peers {
+            owner,
+            user,
+            enable,
+            pad: 0,
+        };
+        for (body, ordered, status) in [
+            (peers(0, 2, 1), CUDA_SUCCESS, CUDA_ERROR_INVALID_DEVICE),
+            (peers(2, 0, 1), CUDA_SUCCESS, CUDA_ERROR_INVALID_DEVICE),
+            (
+                peers(1, 1, 1),
+                CUDA_SUCCESS,
+                CUDA_ERROR_PEER_ACCESS_UNSUPPORTED,
+            ),
+            (
+                peers(0, 1, 1),
+                CUDA_ERROR_NOT_SUPPORTED,
+                CUDA_ERROR_NOT_SUPPORTED,
+            ),
+        ] {
+            test.orders(ordered);
+            assert_eq!(test.status(Op::PeerAccess, &body, &[]), status);
+            assert!(test.session.objects.peers.is_empty(), "{status}");
+        }
+        for (ordered, enable, count) in [
+            (CUDA_SUCCESS, 1, 1),
+            (CUDA_SUCCESS, 0, 0),
+            (CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, 1, 1),
+        ] {
+            test.orders(ordered);
+            let body = peers(0, 1, enable);
+            assert_eq!(test.status(Op::PeerAccess, &body, &[]), CUDA_SUCCESS);
+            assert_eq!(test.session.objects.peers.len(), count);
+        }
+    }
+
+    #[test]
+    fn a_peer_gets_access_to_what_is_granted_already() {
+        let mut test = Fixture::with_devices(2, &[("cuMemSetAccess", counts as Function)]);
+        test.memory_of(0, UNIT);
+        test.memory_of(1, UNIT);
+        test.calls();
+        let body = Peers {
+            owner: 0,
+            user: 1,
+            enable: 1,
+            pad: 0,
+        };
+        assert_eq!(test.status(Op::PeerAccess, &body, &[]), CUDA_SUCCESS);
+        assert_eq!(test.calls(), 1, "to the owner's memory");
+        let grant = MemGrant {
+            len: UNIT,
+            device: 0,
+            pad: 0,
+        };
+        assert_eq!(test.status(Op::MemGrant, &grant, &[]), CUDA_SUCCESS);
+        assert_eq!(test.calls(), 2);
+    }
+
+    #[test]
+    fn a_copy_beside_its_streams_device_returns_each_error_and_leaves_no_event() {
+        for name in [
+            "cuStreamCreateWithPriority",
+            "cuEventRecordWithFlags",
+            "cuStreamWaitEvent",
+            "cuMemcpyHtoDAsync_v2",
+        ] {
+            let of_stream = name == "cuStreamCreateWithPriority";
+            let function = match of_stream {
+                true => obeys_with_handle as Function,
+                false => obeys as Function,
+            };
+            let mut test = Fixture::with_devices(
+                2,
+                &[(name, function), ("cuEventDestroy_v2", counts as Function)],
+            );
+            let body = CopyInline {
+                to: test.memory_of(1, UNIT),
+                stream: test.stream(),
+                len: 8,
+            };
+            test.orders(CUDA_ERROR_NOT_SUPPORTED);
+            let status = test.status(Op::CopyInline, &body, &[0; 8]);
+            assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED, "{name}");
+            let events = match name {
+                "cuStreamCreateWithPriority" => 0,
+                // Of the wait before the copy and of the one behind it.
+                "cuMemcpyHtoDAsync_v2" => 2,
+                _ => 1,
+            };
+            assert_eq!(test.calls(), events, "{name}");
+            test.orders(CUDA_SUCCESS);
+            let status = test.status(Op::CopyInline, &body, &[0; 8]);
+            assert_eq!((status, test.calls()), (CUDA_SUCCESS, 2), "{name}");
+            assert_eq!(test.session.objects.helpers.len(), 1, "{name}");
+        }
+    }
+
+    #[test]
+    fn memory_is_of_the_device_that_gave_it() {
+        let mut test = Fixture::with_devices(2, &[("cuMemcpyPeerAsync", counts as Function)]);
+        let body = Copy {
+            to: test.memory_of(1, UNIT),
+            from: test.memory_of(1, UNIT),
+            len: 8,
+            stream: test.stream(),
+            sides: Side::Device as u32,
+            pad: 0,
+        };
+        assert_eq!(test.status(Op::Copy, &body, &[]), CUDA_SUCCESS);
+        assert_eq!(test.calls(), 0, "both are of one device");
+    }
+}

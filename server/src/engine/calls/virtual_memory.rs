@@ -370,3 +370,637 @@ pub fn may_be_exported_memory(fd: &OwnedFd) -> bool {
         _ => false,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::base::bounds;
+    use crate::engine::testing::{
+        FAULT, Fixture, Function, counts, obeys, obeys_with_handle, others, records, sealed,
+    };
+    use mpsshim_proto::arena::VIRTUAL_ARENA_LEN;
+    use mpsshim_proto::handle::Kind;
+    use mpsshim_proto::message::Op;
+    use std::fs::File;
+    use std::os::fd::IntoRawFd;
+
+    const UNIT: u64 = 2 << 20;
+    const DEVICE: Location = Location {
+        kind: CU_MEM_LOCATION_TYPE_DEVICE,
+        id: 0,
+    };
+    const PROPERTIES: Properties = Properties {
+        kind: 1,
+        handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        location: DEVICE,
+        compression: 0,
+        rdma: 0,
+        usage: 0,
+        pad: 0,
+    };
+
+    /// Properties that no memory can have, and what a client is told of them.
+    fn impossible() -> Vec<(Properties, CUresult)> {
+        let place = |kind, id| Properties {
+            location: Location { kind, id },
+            ..PROPERTIES
+        };
+        vec![
+            (
+                place(CU_MEM_LOCATION_TYPE_DEVICE, 1),
+                CUDA_ERROR_INVALID_DEVICE,
+            ),
+            (
+                place(CU_MEM_LOCATION_TYPE_DEVICE, -1),
+                CUDA_ERROR_INVALID_DEVICE,
+            ),
+            (
+                place(CU_MEM_LOCATION_TYPE_HOST, 0),
+                CUDA_ERROR_NOT_SUPPORTED,
+            ),
+            (
+                place(CU_MEM_LOCATION_TYPE_HOST_NUMA, 0),
+                CUDA_ERROR_NOT_SUPPORTED,
+            ),
+            (
+                place(CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT, 0),
+                CUDA_ERROR_NOT_SUPPORTED,
+            ),
+            (
+                place(CU_MEM_LOCATION_TYPE_INVALID, 0),
+                CUDA_ERROR_INVALID_VALUE,
+            ),
+            (place(99, 0), CUDA_ERROR_INVALID_VALUE),
+            (
+                Properties {
+                    handle_types: CU_MEM_HANDLE_TYPE_FABRIC,
+                    ..PROPERTIES
+                },
+                CUDA_ERROR_NOT_SUPPORTED,
+            ),
+        ]
+    }
+
+    fn creates(test: &mut Fixture, properties: Properties) -> PhysicalCreate {
+        PhysicalCreate {
+            handle: test.new_handle(Kind::Allocation),
+            len: UNIT,
+            flags: 0,
+            properties,
+        }
+    }
+
+    /// Memory of one unit that may be exported.
+    fn physical(test: &mut Fixture) -> u64 {
+        let body = creates(test, PROPERTIES);
+        assert_eq!(test.status(Op::PhysicalCreate, &body, &[]), CUDA_SUCCESS);
+        body.handle
+    }
+
+    fn reserved(test: &mut Fixture, len: u64) -> u64 {
+        let body = AddressReserve {
+            len,
+            ..AddressReserve::default()
+        };
+        let start = test.reply::<u64>(Op::AddressReserve, &body, &[]);
+        start.expect("addresses")
+    }
+
+    fn mapping(handle: u64, address: u64) -> MapMemory {
+        MapMemory {
+            handle,
+            address,
+            len: UNIT,
+            offset: 0,
+            flags: 0,
+        }
+    }
+
+    /// The memory of a new handle mapped at new addresses.
+    fn mapped(test: &mut Fixture) -> MapMemory {
+        let body = mapping(physical(test), reserved(test, UNIT));
+        assert_eq!(test.status(Op::MapMemory, &body, &[]), CUDA_SUCCESS);
+        body
+    }
+
+    fn access(address: u64) -> (SetAccess, Vec<u8>) {
+        let body = SetAccess {
+            address,
+            len: UNIT,
+            count: 1,
+            pad: 0,
+        };
+        let of_device = Access {
+            location: DEVICE,
+            flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+            pad: 0,
+        };
+        (body, of_device.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn addresses_that_cannot_be_are_not_reserved() {
+        let mut test = Fixture::new(&[]);
+        for (len, alignment, flags, status) in [
+            (0, 0, 0, CUDA_ERROR_INVALID_VALUE),
+            (UNIT + 1, 0, 0, CUDA_ERROR_INVALID_VALUE),
+            (UNIT, 3, 0, CUDA_ERROR_INVALID_VALUE),
+            (UNIT, UNIT + 1, 0, CUDA_ERROR_INVALID_VALUE),
+            (UNIT, 0, 1, CUDA_ERROR_INVALID_VALUE),
+            (bounds::RESERVED + UNIT, 0, 0, CUDA_ERROR_OUT_OF_MEMORY),
+            (bounds::RESERVED, 2 * UNIT, 0, CUDA_ERROR_OUT_OF_MEMORY),
+            (VIRTUAL_ARENA_LEN, 0, 0, CUDA_ERROR_OUT_OF_MEMORY),
+            (
+                0u64.wrapping_sub(UNIT),
+                1 << 63,
+                0,
+                CUDA_ERROR_OUT_OF_MEMORY,
+            ),
+        ] {
+            let body = AddressReserve {
+                len,
+                alignment,
+                hint: 0,
+                flags,
+            };
+            let refused = test.status(Op::AddressReserve, &body, &[]);
+            assert_eq!(refused, status, "{len:#x} {alignment:#x}");
+        }
+        // Nothing of the session's share is taken.
+        assert_ne!(reserved(&mut test, bounds::RESERVED), 0);
+    }
+
+    #[test]
+    fn a_reservation_is_freed_whole_and_without_mappings() {
+        let mut test = Fixture::new(&[]);
+        let MapMemory { address, .. } = mapped(&mut test);
+        let range = |start, len| Range { start, len };
+        for wrong in [
+            range(0, UNIT),
+            range(address + UNIT, UNIT),
+            range(address, 2 * UNIT),
+            range(address, UNIT),
+        ] {
+            let status = test.status(Op::AddressFree, &wrong, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{:#x}", wrong.start);
+        }
+        let whole = range(address, UNIT);
+        assert_eq!(test.status(Op::UnmapMemory, &whole, &[]), CUDA_SUCCESS);
+        assert_eq!(test.status(Op::AddressFree, &whole, &[]), CUDA_SUCCESS);
+        let again = test.status(Op::AddressFree, &whole, &[]);
+        assert_eq!(again, CUDA_ERROR_INVALID_VALUE);
+        assert_eq!(reserved(&mut test, UNIT), address, "they are free again");
+    }
+
+    #[test]
+    fn impossible_properties_are_refused_before_the_driver_sees_them() {
+        let mut test = Fixture::new(&[("cuMemCreate", counts as Function)]);
+        for (properties, status) in impossible() {
+            let body = creates(&mut test, properties);
+            assert_eq!(test.status(Op::PhysicalCreate, &body, &[]), status);
+            let body = Granularity {
+                properties,
+                option: 0,
+                pad: 0,
+            };
+            assert_eq!(test.status(Op::Granularity, &body, &[]), status);
+        }
+        let allocations = test.session.objects.virtual_memory.allocations.len();
+        assert_eq!((test.calls(), test.held(), allocations), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_granularity_that_the_driver_does_not_tell_is_its_error() {
+        let mut test = Fixture::new(&[]);
+        let body = Granularity {
+            properties: PROPERTIES,
+            option: 0,
+            pad: 0,
+        };
+        let granularity = test.reply::<u64>(Op::Granularity, &body, &[]);
+        assert_eq!(granularity, Ok(UNIT));
+        drop(test);
+        let mut test = Fixture::new(&[("cuMemGetAllocationGranularity", obeys as Function)]);
+        for (status, ends) in [(CUDA_ERROR_NOT_SUPPORTED, false), (FAULT, true)] {
+            test.orders(status);
+            assert_eq!(test.told(Op::Granularity, &body, &[]), status);
+            assert_eq!(test.has_ended(), ends, "{status}");
+        }
+    }
+
+    #[test]
+    fn physical_memory_that_the_driver_does_not_give_is_not_counted() {
+        let mut test = Fixture::new(&[("cuMemCreate", obeys_with_handle as Function)]);
+        let body = creates(&mut test, PROPERTIES);
+        for (status, held) in [(CUDA_ERROR_NOT_SUPPORTED, 0), (CUDA_SUCCESS, UNIT)] {
+            test.orders(status);
+            assert_eq!(test.told(Op::PhysicalCreate, &body, &[]), status);
+            assert_eq!(test.held(), held);
+        }
+        test.limit(2 * UNIT - 1);
+        let more = creates(&mut test, PROPERTIES);
+        let status = test.status(Op::PhysicalCreate, &more, &[]);
+        assert_eq!((status, test.held()), (CUDA_ERROR_OUT_OF_MEMORY, UNIT));
+        test.orders(FAULT);
+        let small = PhysicalCreate { len: 1, ..more };
+        assert_eq!(test.told(Op::PhysicalCreate, &small, &[]), FAULT);
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn physical_memory_whose_handle_cannot_be_is_released_again() {
+        let mut test = Fixture::new(&[("cuMemRelease", counts as Function)]);
+        let known = physical(&mut test);
+        let event = test.new_handle(Kind::Event);
+        for handle in [known, event] {
+            let body = PhysicalCreate {
+                handle,
+                ..creates(&mut test, PROPERTIES)
+            };
+            let status = test.status(Op::PhysicalCreate, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{handle:#x}");
+            assert_eq!((test.calls(), test.held()), (1, UNIT));
+        }
+    }
+
+    #[test]
+    fn a_handle_is_released_once_and_a_mapping_keeps_its_memory() {
+        let mut test = Fixture::new(&[("cuMemRelease", counts as Function)]);
+        let MapMemory {
+            handle, address, ..
+        } = mapped(&mut test);
+        for object in others(handle) {
+            let status = test.status(Op::PhysicalRelease, &Object { object }, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{object:#x}");
+        }
+        assert_eq!(test.calls(), 0);
+        let body = Object { object: handle };
+        assert_eq!(test.status(Op::PhysicalRelease, &body, &[]), CUDA_SUCCESS);
+        let again = test.status(Op::PhysicalRelease, &body, &[]);
+        assert_eq!((again, test.calls()), (CUDA_ERROR_INVALID_VALUE, 1));
+        assert_eq!(test.held(), UNIT, "it is mapped");
+        let range = Range {
+            start: address,
+            len: UNIT,
+        };
+        assert_eq!(test.status(Op::UnmapMemory, &range, &[]), CUDA_SUCCESS);
+        assert_eq!(test.held(), 0);
+    }
+
+    #[test]
+    fn memory_is_mapped_in_reservations_of_the_session_only() {
+        let mut test = Fixture::new(&[("cuMemMap", records as Function)]);
+        let (handle, address) = (physical(&mut test), reserved(&mut test, UNIT));
+        for handle in others(handle) {
+            let body = mapping(handle, address);
+            let status = test.status(Op::MapMemory, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{handle:#x}");
+        }
+        for address in [0, address - UNIT, address + 1, address + UNIT] {
+            let body = mapping(handle, address);
+            let status = test.status(Op::MapMemory, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{address:#x}");
+        }
+        assert_eq!(test.calls(), 0);
+        let body = mapping(handle, address);
+        assert_eq!(test.status(Op::MapMemory, &body, &[]), CUDA_SUCCESS);
+        assert_eq!(test.recorded()[0][..3], [address, UNIT, 0]);
+    }
+
+    #[test]
+    fn a_mapping_that_the_driver_does_not_make_keeps_nothing() {
+        let mut test = Fixture::new(&[("cuMemMap", obeys as Function)]);
+        let (handle, address) = (physical(&mut test), reserved(&mut test, UNIT));
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let body = mapping(handle, address);
+        let status = test.status(Op::MapMemory, &body, &[]);
+        assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED);
+        assert!(
+            test.session
+                .objects
+                .virtual_memory
+                .mapped(address)
+                .is_none()
+        );
+        test.orders(CUDA_SUCCESS);
+        assert_eq!(test.status(Op::MapMemory, &body, &[]), CUDA_SUCCESS);
+        test.orders(FAULT);
+        assert_eq!(test.told(Op::MapMemory, &body, &[]), FAULT);
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn memory_is_unmapped_in_reservations_of_the_session_and_without_work_in_flight() {
+        let mut test = Fixture::new(&[("cuMemUnmap", counts as Function)]);
+        let MapMemory { address, .. } = mapped(&mut test);
+        let range = |start| Range { start, len: UNIT };
+        for start in [0, address - UNIT, address + 1] {
+            let status = test.status(Op::UnmapMemory, &range(start), &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{start:#x}");
+        }
+        let (body, rest) = access(address);
+        assert_eq!(test.status(Op::SetAccess, &body, &rest), CUDA_SUCCESS);
+        assert!(test.owns(address), "which is work in flight");
+        let waits = test.handle(Op::UnmapMemory, &range(address), &[]);
+        assert!(matches!(waits, Err(CallError::Full)));
+        assert_eq!(test.calls(), 0);
+    }
+
+    #[test]
+    fn memory_that_the_driver_does_not_unmap_stays_mapped() {
+        let mut test = Fixture::new(&[("cuMemUnmap", obeys as Function)]);
+        let MapMemory { address, .. } = mapped(&mut test);
+        let range = Range {
+            start: address,
+            len: UNIT,
+        };
+        for (status, is_mapped) in [(CUDA_ERROR_NOT_SUPPORTED, true), (CUDA_SUCCESS, false)] {
+            test.orders(status);
+            assert_eq!(test.told(Op::UnmapMemory, &range, &[]), status);
+            let found = test.session.objects.virtual_memory.mapped(address);
+            assert_eq!(found.is_some(), is_mapped);
+        }
+        test.orders(FAULT);
+        assert_eq!(test.told(Op::UnmapMemory, &range, &[]), FAULT);
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn accesses_are_of_devices_fit_the_message_and_concern_reservations() {
+        let mut test = Fixture::new(&[("cuMemSetAccess", counts as Function)]);
+        let MapMemory { address, .. } = mapped(&mut test);
+        let (body, rest) = access(address);
+        for count in [2, ACCESSES_MAX as u32 + 1, u32::MAX] {
+            let body = SetAccess { count, ..body };
+            assert!(test.is_violation(Op::SetAccess, &body, &rest), "{count}");
+        }
+        let many = vec![0; (ACCESSES_MAX + 1) * size_of::<Access>()];
+        let count = ACCESSES_MAX as u32 + 1;
+        let more = SetAccess { count, ..body };
+        assert!(test.is_violation(Op::SetAccess, &more, &many));
+        for (properties, status) in impossible() {
+            let other = Access {
+                location: properties.location,
+                ..Access::default()
+            };
+            if properties.location.kind != DEVICE.kind || properties.location.id != 0 {
+                let refused = test.status(Op::SetAccess, &body, other.as_bytes());
+                assert_eq!(refused, status);
+            }
+        }
+        for address in [0, address + 1, address - UNIT] {
+            let (body, rest) = access(address);
+            let status = test.status(Op::SetAccess, &body, &rest);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{address:#x}");
+        }
+        assert_eq!(test.calls(), 0);
+    }
+
+    #[test]
+    fn mapped_memory_is_usable_once_the_driver_gives_access() {
+        let mut test = Fixture::new(&[("cuMemSetAccess", obeys as Function)]);
+        let MapMemory { address, .. } = mapped(&mut test);
+        let (body, rest) = access(address);
+        for (status, usable) in [(CUDA_ERROR_NOT_SUPPORTED, false), (CUDA_SUCCESS, true)] {
+            test.orders(status);
+            assert_eq!(test.told(Op::SetAccess, &body, &rest), status);
+            assert_eq!(test.owns(address), usable, "{status}");
+        }
+        test.orders(FAULT);
+        assert_eq!(test.told(Op::SetAccess, &body, &rest), FAULT);
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn the_access_to_mapped_memory_is_told() {
+        let mut test = Fixture::new(&[("cuMemGetAccess", obeys as Function)]);
+        let MapMemory { address, .. } = mapped(&mut test);
+        let ask = |address, location| GetAccess { address, location };
+        let second = Location { id: 1, ..DEVICE };
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        for (body, status) in [
+            (ask(address - 1, DEVICE), CUDA_ERROR_INVALID_VALUE),
+            (ask(address + UNIT, DEVICE), CUDA_ERROR_INVALID_VALUE),
+            (ask(address, second), CUDA_ERROR_INVALID_DEVICE),
+            (ask(address, DEVICE), CUDA_ERROR_NOT_SUPPORTED),
+        ] {
+            assert_eq!(test.status(Op::GetAccess, &body, &[]), status);
+        }
+        test.orders(FAULT);
+        assert_eq!(test.told(Op::GetAccess, &ask(address, DEVICE), &[]), FAULT);
+        assert!(test.has_ended());
+    }
+
+    /// Gives a descriptor of a memory file, unless ordered otherwise.
+    extern "C" fn exports(descriptor: &mut i32) -> CUresult {
+        match obeys() {
+            CUDA_SUCCESS => *descriptor = sealed(&[0]).into_raw_fd(),
+            status => return status,
+        }
+        counts()
+    }
+
+    fn export(handle: u64) -> PhysicalExport {
+        PhysicalExport {
+            handle,
+            flags: 0,
+            kind: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            pad: 0,
+        }
+    }
+
+    #[test]
+    fn only_exportable_memory_of_the_session_is_exported_and_as_a_descriptor() {
+        let export_as = ("cuMemExportToShareableHandle", exports as Function);
+        let mut test = Fixture::new(&[export_as]);
+        let handle = physical(&mut test);
+        let private = creates(
+            &mut test,
+            Properties {
+                handle_types: 0,
+                ..PROPERTIES
+            },
+        );
+        assert_eq!(test.status(Op::PhysicalCreate, &private, &[]), CUDA_SUCCESS);
+        let good = export(handle);
+        let fabric = PhysicalExport {
+            kind: CU_MEM_HANDLE_TYPE_FABRIC,
+            ..good
+        };
+        let wrong = others(handle).map(export);
+        for body in wrong.into_iter().chain([export(private.handle), fabric]) {
+            let status = test.status(Op::PhysicalExport, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{:#x}", body.handle);
+        }
+        assert_eq!(test.calls(), 0);
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let status = test.status(Op::PhysicalExport, &good, &[]);
+        assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED);
+        test.orders(CUDA_SUCCESS);
+        assert_eq!(test.status(Op::PhysicalExport, &good, &[]), CUDA_SUCCESS);
+        test.hangs_up();
+        let status = test.status(Op::PhysicalExport, &good, &[]);
+        assert_eq!(status, CUDA_ERROR_OUT_OF_MEMORY);
+    }
+
+    #[test]
+    fn exported_memory_counts_after_its_release() {
+        let export_as = ("cuMemExportToShareableHandle", exports as Function);
+        let mut test = Fixture::new(&[export_as]);
+        for (exported, held) in [(false, 0), (true, UNIT)] {
+            let object = physical(&mut test);
+            if exported {
+                let done = test.status(Op::PhysicalExport, &export(object), &[]);
+                assert_eq!(done, CUDA_SUCCESS);
+            }
+            let released = test.status(Op::PhysicalRelease, &Object { object }, &[]);
+            assert_eq!((released, test.held()), (CUDA_SUCCESS, held));
+        }
+    }
+
+    #[test]
+    fn an_export_without_a_descriptor_is_an_error() {
+        let export_as = ("cuMemExportToShareableHandle", obeys as Function);
+        let mut test = Fixture::new(&[export_as]);
+        let body = export(physical(&mut test));
+        let status = test.status(Op::PhysicalExport, &body, &[]);
+        assert_eq!(status, CUDA_ERROR_OPERATING_SYSTEM);
+    }
+
+    /// Says that memory is of the first device, and [`obeys`].
+    extern "C" fn is_of_first_device(properties: &mut CUmemAllocationProp) -> CUresult {
+        properties.location = DEVICE.into();
+        obeys()
+    }
+
+    extern "C" fn is_of_another_device(properties: &mut CUmemAllocationProp) -> CUresult {
+        properties.location = CUmemLocation {
+            id: 9,
+            ..DEVICE.into()
+        };
+        CUDA_SUCCESS
+    }
+
+    #[test]
+    fn a_descriptor_that_cannot_be_memory_is_not_given_to_the_driver() {
+        let import = ("cuMemImportFromShareableHandle", counts as Function);
+        let mut test = Fixture::new(&[import]);
+        let body = Object {
+            object: test.new_handle(Kind::Allocation),
+        };
+        for path in ["/dev/null", "/proc/self/exe"] {
+            test.sends(File::open(path).expect(path));
+            let status = test.status(Op::PhysicalImport, &body, &[]);
+            assert_eq!(status, CUDA_ERROR_UNKNOWN, "{path}");
+        }
+        test.claims_descriptor();
+        assert!(test.is_violation(Op::PhysicalImport, &body, &[]));
+        assert_eq!(test.calls(), 0);
+    }
+
+    #[test]
+    fn memory_that_is_not_imported_is_released_again() {
+        let properties = "cuMemGetAllocationPropertiesFromHandle";
+        let import = (
+            "cuMemImportFromShareableHandle",
+            obeys_with_handle as Function,
+        );
+        let release = ("cuMemRelease", counts as Function);
+        for (functions, ordered, told, released) in [
+            (
+                vec![import, (properties, is_of_first_device as Function)],
+                CUDA_ERROR_NOT_SUPPORTED,
+                CUDA_ERROR_NOT_SUPPORTED,
+                0,
+            ),
+            (
+                vec![(properties, is_of_first_device as Function)],
+                CUDA_ERROR_UNKNOWN,
+                CUDA_ERROR_UNKNOWN,
+                1,
+            ),
+            (
+                vec![(properties, is_of_another_device as Function)],
+                CUDA_SUCCESS,
+                CUDA_ERROR_NOT_SUPPORTED,
+                1,
+            ),
+        ] {
+            let mut test = Fixture::new(&[functions, vec![release]].concat());
+            let object = test.new_handle(Kind::Allocation);
+            test.orders(ordered);
+            test.sends(sealed(&[0]));
+            let status = test.status(Op::PhysicalImport, &Object { object }, &[]);
+            assert_eq!((status, test.calls()), (told, released));
+            let allocations = &test.session.objects.virtual_memory.allocations;
+            assert_eq!(allocations.len(), 0);
+        }
+    }
+
+    #[test]
+    fn imported_memory_gets_a_new_handle_and_counts_as_far_as_it_is_mapped() {
+        let properties = "cuMemGetAllocationPropertiesFromHandle";
+        let mut test = Fixture::new(&[
+            (properties, is_of_first_device as Function),
+            ("cuMemRelease", counts as Function),
+            ("cuMemMap", obeys as Function),
+        ]);
+        let object = test.new_handle(Kind::Allocation);
+        for (status, released) in [(CUDA_SUCCESS, 0), (CUDA_ERROR_INVALID_HANDLE, 1)] {
+            test.sends(sealed(&[0]));
+            let refused = test.status(Op::PhysicalImport, &Object { object }, &[]);
+            assert_eq!((refused, test.calls()), (status, released));
+        }
+        assert_eq!(test.held(), 0);
+        let body = mapping(object, reserved(&mut test, UNIT));
+        for (status, held) in [(CUDA_ERROR_NOT_SUPPORTED, 0), (CUDA_SUCCESS, UNIT)] {
+            test.orders(status);
+            assert_eq!(test.status(Op::MapMemory, &body, &[]), status);
+            assert_eq!(test.held(), held, "{status}");
+        }
+    }
+
+    #[test]
+    fn a_handle_of_mapped_memory_only_is_retained() {
+        let properties = "cuMemGetAllocationPropertiesFromHandle";
+        let mut test = Fixture::new(&[
+            (properties, is_of_first_device as Function),
+            ("cuMemRetainAllocationHandle", obeys_with_handle as Function),
+            ("cuMemRelease", counts as Function),
+        ]);
+        let MapMemory {
+            handle, address, ..
+        } = mapped(&mut test);
+        let new = test.new_handle(Kind::Allocation);
+        let retain = |handle, address| PhysicalRetain { handle, address };
+        for (ordered, body, status, released) in [
+            (CUDA_SUCCESS, retain(new, 0), CUDA_ERROR_INVALID_VALUE, 0),
+            (
+                CUDA_SUCCESS,
+                retain(new, address + UNIT),
+                CUDA_ERROR_INVALID_VALUE,
+                0,
+            ),
+            (
+                CUDA_ERROR_UNKNOWN,
+                retain(new, address),
+                CUDA_ERROR_UNKNOWN,
+                0,
+            ),
+            (
+                CUDA_SUCCESS,
+                retain(handle, address),
+                CUDA_ERROR_INVALID_HANDLE,
+                1,
+            ),
+            (CUDA_SUCCESS, retain(new, address), CUDA_SUCCESS, 0),
+            (FAULT, retain(new, address), FAULT, 0),
+        ] {
+            test.orders(ordered);
+            assert_eq!(test.told(Op::PhysicalRetain, &body, &[]), status);
+            assert_eq!((test.calls(), test.held()), (released, UNIT), "{status}");
+        }
+        assert!(test.has_ended());
+        assert_eq!(test.session.objects.virtual_memory.allocations.len(), 2);
+    }
+}

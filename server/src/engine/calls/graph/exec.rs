@@ -267,3 +267,309 @@ impl Session {
         Ok(body.as_bytes().to_vec())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{
+        FAULT, Fixture, Function, counts, obeys, obeys_with_handle, others,
+    };
+    use mpsshim_proto::message::Op;
+    use std::cell::Cell;
+
+    const WITH_FLAGS: &str = "cuGraphInstantiateWithFlags";
+    const WITH_PARAMS: &str = "cuGraphInstantiateWithParams";
+
+    fn instantiate(graph: u64) -> GraphInstantiate {
+        GraphInstantiate {
+            graph,
+            ..GraphInstantiate::default()
+        }
+    }
+
+    fn exec_of(test: &mut Fixture, graph: u64) -> u64 {
+        let made = test.reply::<u64>(Op::GraphInstantiate, &instantiate(graph), &[]);
+        made.expect("an instance")
+    }
+
+    fn exec(test: &mut Fixture) -> u64 {
+        let graph = test.graph();
+        test.node(graph);
+        exec_of(test, graph)
+    }
+
+    /// Takes the instance away, and says whether only what its graph has still counted.
+    fn counts_graph_only(test: &mut Fixture, graph: u64) -> bool {
+        let graphs = &mut test.session.objects.graphs;
+        let parts = graphs.graphs.get(graph).expect("a graph").size.parts;
+        graphs.let_go(parts);
+        let only = test.has_no_graph_parts();
+        let again = test.session.objects.graphs.hold(parts);
+        only && again.is_ok()
+    }
+
+    #[test]
+    fn an_instance_is_of_a_graph_and_a_stream_of_the_session() {
+        let mut test = Fixture::new(&[
+            (WITH_FLAGS, counts as Function),
+            (WITH_PARAMS, counts as Function),
+        ]);
+        let (graph, stream) = (test.graph(), test.stream());
+        test.node(graph);
+        let mut wrong = Vec::new();
+        wrong.extend(others(graph).map(|graph| (instantiate(graph), CUDA_ERROR_INVALID_VALUE)));
+        for stream in &others(stream)[1..] {
+            let body = GraphInstantiate {
+                stream: *stream,
+                ..instantiate(graph)
+            };
+            wrong.push((body, CUDA_ERROR_INVALID_HANDLE));
+        }
+        let by_device = GraphInstantiate {
+            flags: 4,
+            ..instantiate(graph)
+        };
+        wrong.push((by_device, CUDA_ERROR_NOT_SUPPORTED));
+        for (body, status) in wrong {
+            for with_params in [0, 1] {
+                let body = GraphInstantiate {
+                    with_params,
+                    ..body
+                };
+                let refused = test.status(Op::GraphInstantiate, &body, &[]);
+                assert_eq!(refused, status, "{:#x}", body.stream);
+            }
+        }
+        for slots in [1, u32::MAX] {
+            let body = GraphInstantiate {
+                slots,
+                ..instantiate(graph)
+            };
+            assert!(
+                test.is_violation(Op::GraphInstantiate, &body, &[]),
+                "{slots}"
+            );
+        }
+        assert_eq!(test.calls(), 0);
+        assert!(test.session.objects.graphs.execs.is_empty());
+        assert!(counts_graph_only(&mut test, graph));
+    }
+
+    #[test]
+    fn an_instance_that_the_driver_does_not_make_does_not_count() {
+        for (with_params, name) in [(0, WITH_FLAGS), (1, WITH_PARAMS)] {
+            let mut test = Fixture::new(&[(name, obeys_with_handle as Function)]);
+            let graph = test.graph();
+            test.node(graph);
+            let body = GraphInstantiate {
+                with_params,
+                ..instantiate(graph)
+            };
+            for (status, none, ends) in [
+                (CUDA_ERROR_INVALID_VALUE, true, false),
+                (CUDA_SUCCESS, false, false),
+                (FAULT, false, true),
+            ] {
+                test.orders(status);
+                // A client is told more than the status.
+                let made: GraphInstantiated =
+                    test.reply(Op::GraphInstantiate, &body, &[]).expect("told");
+                assert_eq!(made.status, status.0, "{name}");
+                assert_eq!(made.exec == 0, status != CUDA_SUCCESS, "{name}");
+                assert_eq!(test.session.objects.graphs.execs.is_empty(), none);
+                assert_eq!(counts_graph_only(&mut test, graph), none, "{name}");
+                assert_eq!(test.has_ended(), ends, "{name} {status}");
+            }
+        }
+    }
+
+    fn launch(exec: u64, stream: u64) -> GraphLaunch {
+        GraphLaunch { exec, stream }
+    }
+
+    #[test]
+    fn an_instance_is_launched_and_uploaded_in_a_stream_of_the_session() {
+        for (op, name) in [
+            (Op::GraphLaunch, "cuGraphLaunch"),
+            (Op::GraphUpload, "cuGraphUpload"),
+        ] {
+            let mut test = Fixture::new(&[(name, counts as Function)]);
+            let (exec, stream) = (exec(&mut test), test.stream());
+            for exec in others(exec) {
+                let status = test.status(op, &launch(exec, stream), &[]);
+                assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{op:?} {exec:#x}");
+            }
+            for stream in others(stream) {
+                let status = test.status(op, &launch(exec, stream), &[]);
+                assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{op:?} {stream:#x}");
+            }
+            assert_eq!((test.calls(), test.session.flow.counts.launches), (0, 0));
+        }
+    }
+
+    #[test]
+    fn a_launch_that_the_driver_refuses_does_not_count_and_a_fault_ends_the_session() {
+        for (op, name, launches) in [
+            (Op::GraphLaunch, "cuGraphLaunch", 1),
+            (Op::GraphUpload, "cuGraphUpload", 0),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let exec = exec(&mut test);
+            for (status, count) in [
+                (CUDA_ERROR_INVALID_VALUE, 0),
+                (CUDA_SUCCESS, launches),
+                (FAULT, launches),
+            ] {
+                // Where a launch is measured, the next one waits.
+                let body = launch(exec, test.stream());
+                test.orders(status);
+                assert_eq!(test.told(op, &body, &[]), status, "{op:?}");
+                assert_eq!(test.session.flow.counts.launches, count, "{op:?}");
+            }
+            assert!(test.has_ended(), "{op:?}");
+        }
+    }
+
+    #[test]
+    fn an_instance_counts_until_the_driver_has_destroyed_it() {
+        let mut test = Fixture::new(&[("cuGraphExecDestroy", obeys as Function)]);
+        let graph = test.graph();
+        test.node(graph);
+        let object = exec_of(&mut test, graph);
+        for object in others(object) {
+            let status = test.status(Op::GraphExecDestroy, &Object { object }, &[]);
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{object:#x}");
+        }
+        for (ordered, status, gone) in [
+            (CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED, false),
+            (CUDA_SUCCESS, CUDA_SUCCESS, true),
+            (CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, true),
+        ] {
+            test.orders(ordered);
+            let told = test.status(Op::GraphExecDestroy, &Object { object }, &[]);
+            assert_eq!(told, status);
+            assert_eq!(counts_graph_only(&mut test, graph), gone, "{status}");
+        }
+    }
+
+    #[test]
+    fn requests_are_of_instances_of_the_session() {
+        let mut test = Fixture::new(&[
+            ("cuGraphExecGetFlags", counts as Function),
+            ("cuGraphExecUpdate_v2", counts as Function),
+            ("cuGraphNodeGetEnabled", counts as Function),
+            ("cuGraphNodeSetEnabled", counts as Function),
+        ]);
+        let graph = test.graph();
+        let node = test.node(graph);
+        let exec = exec_of(&mut test, graph);
+        let enabled = |exec, node, set| GraphEnabled {
+            exec,
+            node,
+            set,
+            enabled: 0,
+        };
+        let value = CUDA_ERROR_INVALID_VALUE;
+        for wrong in others(exec) {
+            let update = GraphPair {
+                first: wrong,
+                second: graph,
+            };
+            let flags = Object { object: wrong };
+            assert_eq!(test.status(Op::GraphExecFlags, &flags, &[]), value);
+            assert_eq!(test.status(Op::GraphExecUpdate, &update, &[]), value);
+            for set in [0, 1] {
+                let body = enabled(wrong, node, set);
+                assert_eq!(test.status(Op::GraphEnabled, &body, &[]), value);
+            }
+        }
+        for wrong in others(graph) {
+            let update = GraphPair {
+                first: exec,
+                second: wrong,
+            };
+            assert_eq!(test.status(Op::GraphExecUpdate, &update, &[]), value);
+        }
+        for wrong in others(node) {
+            let body = enabled(exec, wrong, 1);
+            assert_eq!(test.status(Op::GraphEnabled, &body, &[]), value);
+        }
+        assert_eq!(test.calls(), 0);
+    }
+
+    #[test]
+    fn each_call_on_an_instance_returns_the_error_of_the_driver() {
+        for (op, set, name) in [
+            (Op::GraphExecFlags, 0, "cuGraphExecGetFlags"),
+            (Op::GraphEnabled, 0, "cuGraphNodeGetEnabled"),
+            (Op::GraphEnabled, 1, "cuGraphNodeSetEnabled"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let graph = test.graph();
+            let node = test.node(graph);
+            let exec = exec_of(&mut test, graph);
+            let enabled = GraphEnabled {
+                exec,
+                node,
+                set,
+                enabled: 0,
+            };
+            for status in [CUDA_ERROR_NOT_SUPPORTED, CUDA_SUCCESS, FAULT] {
+                test.orders(status);
+                let told = match op {
+                    Op::GraphExecFlags => test.told(op, &Object { object: exec }, &[]),
+                    _ => test.told(op, &enabled, &[]),
+                };
+                assert_eq!(told, status, "{name}");
+            }
+            assert!(test.has_ended(), "{name}");
+        }
+    }
+
+    thread_local! {
+        /// The node that an update fails at.
+        static AT: Cell<u64> = const { Cell::new(0) };
+    }
+
+    extern "C" fn update(_: u64, _: u64, info: &mut CUgraphExecUpdateResultInfo) -> CUresult {
+        info.result = 5;
+        info.error_node = AT.get();
+        obeys()
+    }
+
+    extern "C" fn only_node(_: u64, nodes: *mut u64, count: &mut usize) -> CUresult {
+        if *count > 0 {
+            // SAFETY: room for one.
+            unsafe { nodes.write(AT.get()) };
+        }
+        *count = 1;
+        CUDA_SUCCESS
+    }
+
+    #[test]
+    fn a_client_is_told_where_an_update_failed_if_it_has_such_a_node() {
+        let mut test = Fixture::new(&[
+            ("cuGraphExecUpdate_v2", update as Function),
+            ("cuGraphGetNodes", only_node as Function),
+        ]);
+        let graph = test.graph();
+        let node = test.node(graph);
+        let raw = test.session.objects.graphs.nodes.get(node);
+        AT.set(raw.expect("a node").raw.0);
+        let body = GraphPair {
+            first: exec_of(&mut test, graph),
+            second: graph,
+        };
+        for (status, at, ends) in [
+            (CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, node, false),
+            (CUDA_SUCCESS, 0, false),
+            (FAULT, node, true),
+        ] {
+            test.orders(status);
+            let told: GraphUpdated = test.reply(Op::GraphExecUpdate, &body, &[]).expect("told");
+            assert_eq!((told.status, told.result), (status.0, 5));
+            assert_eq!((told.error_node, told.error_from), (at, 0), "{status}");
+            assert_eq!(test.has_ended(), ends, "{status}");
+        }
+    }
+}

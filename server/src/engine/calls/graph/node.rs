@@ -551,3 +551,451 @@ impl Session {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{
+        FAULT, Fixture, Function, counts, fails, obeys, obeys_with_handle, others,
+    };
+    use mpsshim_proto::handle::Kind;
+    use mpsshim_proto::message::Op;
+    use mpsshim_proto::message::graph::{CaptureBegin, GraphInstantiate};
+
+    const UNIT: u64 = 2 << 20;
+    const ADD: &str = "cuGraphAddNode_v2";
+    const VALUE: CUresult = CUDA_ERROR_INVALID_VALUE;
+
+    fn add(graph: u64, kind: u32) -> GraphNode {
+        GraphNode {
+            object: graph,
+            kind,
+            ..GraphNode::default()
+        }
+    }
+
+    fn change(node: u64, exec: u64, kind: u32) -> GraphNode {
+        GraphNode {
+            exec,
+            flags: node_flags::CHANGE,
+            ..add(node, kind)
+        }
+    }
+
+    fn parts(test: &Fixture, graph: u64) -> u64 {
+        let graph = test.session.objects.graphs.graphs.get(graph);
+        graph.expect("a graph").size.parts
+    }
+
+    /// A row of 8 bytes at an address, set or copied.
+    fn set(to: u64) -> Vec<u8> {
+        let body = CUDA_MEMSET_NODE_PARAMS {
+            to,
+            element: 1,
+            width: 8,
+            height: 1,
+            ..CUDA_MEMSET_NODE_PARAMS::default()
+        };
+        body.as_bytes().to_vec()
+    }
+
+    fn copy((to_kind, to): (u32, u64), (from_kind, from): (u32, u64)) -> Vec<u8> {
+        let host = |kind, at| if kind == CU_MEMORYTYPE_HOST { at } else { 0 };
+        let device = |kind, at| if kind == CU_MEMORYTYPE_DEVICE { at } else { 0 };
+        let array = |kind, at| if kind == CU_MEMORYTYPE_ARRAY { at } else { 0 };
+        let body = CUDA_MEMCPY3D {
+            src_type: from_kind,
+            src_host: host(from_kind, from),
+            src_device: device(from_kind, from),
+            src_array: array(from_kind, from),
+            dst_type: to_kind,
+            dst_host: host(to_kind, to),
+            dst_device: device(to_kind, to),
+            dst_array: array(to_kind, to),
+            width: 8,
+            height: 1,
+            depth: 1,
+            ..CUDA_MEMCPY3D::default()
+        };
+        body.as_bytes().to_vec()
+    }
+
+    fn kernel(function: u64, param_len: u32, rest: usize) -> Vec<u8> {
+        let body = KernelNode {
+            function,
+            param_len,
+            ..KernelNode::default()
+        };
+        [body.as_bytes(), &vec![0; rest]].concat()
+    }
+
+    fn child(graph: u64, ownership: u32) -> Vec<u8> {
+        let body = CUDA_CHILD_GRAPH_NODE_PARAMS {
+            graph,
+            ownership,
+            pad: 0,
+        };
+        body.as_bytes().to_vec()
+    }
+
+    fn batch(count: u32, operation: [u64; 6]) -> Vec<u8> {
+        [
+            BatchNode { count, flags: 0 }.as_bytes(),
+            operation.as_bytes(),
+        ]
+        .concat()
+    }
+
+    fn allocation(location: u32, access_count: u64, access: &[Access]) -> Vec<u8> {
+        let body = CUDA_MEM_ALLOC_NODE_PARAMS {
+            location,
+            access_count,
+            bytes: 64,
+            ..CUDA_MEM_ALLOC_NODE_PARAMS::default()
+        };
+        [body.as_bytes(), access.as_bytes()].concat()
+    }
+
+    #[test]
+    fn what_a_node_names_is_the_sessions() {
+        let mut test = Fixture::new(&[(ADD, counts as Function)]);
+        let (device, host) = (test.memory(UNIT), test.pinned(4096));
+        let (graph, function, event) = (test.graph(), test.function(), test.event());
+        let of_device = |at| (CU_MEMORYTYPE_DEVICE, at);
+        let of_host = |at| (CU_MEMORYTYPE_HOST, at);
+        let good = of_device(device);
+        let (handle, no_device) = (CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_DEVICE);
+        let condition = CUDA_CONDITIONAL_NODE_PARAMS {
+            handle: 1,
+            size: 1,
+            ..CUDA_CONDITIONAL_NODE_PARAMS::default()
+        };
+        let of_second = Access {
+            kind: CU_MEM_LOCATION_TYPE_DEVICE,
+            id: 1,
+            flags: 3,
+        };
+        let write = u64::from(CU_STREAM_MEM_OP_WRITE_VALUE_32);
+        let mut wrong = vec![
+            (CU_GRAPH_NODE_TYPE_KERNEL, kernel(function, 7, 8), VALUE),
+            (CU_GRAPH_NODE_TYPE_MEMSET, set(device + UNIT - 7), VALUE),
+            (CU_GRAPH_NODE_TYPE_MEMSET, set(0), VALUE),
+            (
+                CU_GRAPH_NODE_TYPE_MEMCPY,
+                copy(of_device(device - 8), good),
+                VALUE,
+            ),
+            (
+                CU_GRAPH_NODE_TYPE_MEMCPY,
+                copy(good, of_device(device + UNIT)),
+                VALUE,
+            ),
+            (
+                CU_GRAPH_NODE_TYPE_MEMCPY,
+                copy(of_host(host + 4089), good),
+                VALUE,
+            ),
+            (
+                CU_GRAPH_NODE_TYPE_MEMCPY,
+                copy(good, of_host(device)),
+                VALUE,
+            ),
+            (CU_GRAPH_NODE_TYPE_MEMCPY, copy(good, (99, device)), VALUE),
+            (
+                CU_GRAPH_NODE_TYPE_MEMCPY,
+                copy(good, (CU_MEMORYTYPE_ARRAY, 1)),
+                handle,
+            ),
+            (
+                CU_GRAPH_NODE_TYPE_MEM_FREE,
+                0x10u64.to_le_bytes().to_vec(),
+                VALUE,
+            ),
+            (
+                CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+                allocation(1, 0, &[]),
+                no_device,
+            ),
+            (
+                CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+                allocation(0, 1, &[of_second]),
+                no_device,
+            ),
+            (
+                CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+                allocation(0, ACCESS_MOST + 1, &[]),
+                VALUE,
+            ),
+            (
+                CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+                batch(1, [write, 0, 0, 0, 0, 0]),
+                VALUE,
+            ),
+            (
+                CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+                batch(1, [99, device, 0, 0, 0, 0]),
+                VALUE,
+            ),
+            (
+                CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+                batch(OPERATIONS_MOST + 1, [0; 6]),
+                VALUE,
+            ),
+            (
+                CU_GRAPH_NODE_TYPE_CONDITIONAL,
+                condition.as_bytes().to_vec(),
+                VALUE,
+            ),
+            // A graph inside itself.
+            (
+                CU_GRAPH_NODE_TYPE_GRAPH,
+                child(graph, CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE),
+                VALUE,
+            ),
+            (99, vec![0; 64], VALUE),
+        ];
+        for other in others(function) {
+            wrong.push((CU_GRAPH_NODE_TYPE_KERNEL, kernel(other, 8, 8), handle));
+        }
+        for other in others(graph) {
+            wrong.push((CU_GRAPH_NODE_TYPE_GRAPH, child(other, 0), VALUE));
+        }
+        for other in others(event).map(u64::to_le_bytes) {
+            wrong.push((CU_GRAPH_NODE_TYPE_WAIT_EVENT, other.to_vec(), handle));
+            wrong.push((CU_GRAPH_NODE_TYPE_EVENT_RECORD, other.to_vec(), handle));
+        }
+        for (at, (kind, rest, status)) in wrong.into_iter().enumerate() {
+            let refused = test.status(Op::GraphNode, &add(graph, kind), &rest);
+            assert_eq!(refused, status, "kind {kind}, entry {at}");
+        }
+        assert_eq!((test.calls(), parts(&test, graph)), (0, 0));
+        assert!(test.has_no_graph_parts());
+    }
+
+    #[test]
+    fn parameters_of_nodes_fit_the_message() {
+        let mut test = Fixture::new(&[(ADD, counts as Function)]);
+        let (graph, function) = (test.graph(), test.function());
+        let most = PARAMS_MAX as u32;
+        let device = test.memory(UNIT);
+        let set = set(device);
+        for (kind, rest) in [
+            (CU_GRAPH_NODE_TYPE_KERNEL, kernel(function, 9, 8)),
+            (
+                CU_GRAPH_NODE_TYPE_KERNEL,
+                kernel(function, most + 1, PARAMS_MAX + 1),
+            ),
+            (CU_GRAPH_NODE_TYPE_MEMSET, set[..set.len() - 1].to_vec()),
+            (CU_GRAPH_NODE_TYPE_MEMCPY, vec![0; 8]),
+            (CU_GRAPH_NODE_TYPE_GRAPH, vec![]),
+            (CU_GRAPH_NODE_TYPE_WAIT_EVENT, vec![0; 7]),
+            (CU_GRAPH_NODE_TYPE_MEM_ALLOC, allocation(0, 1, &[])),
+            (CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, batch(2, [0; 6])),
+            (CU_GRAPH_NODE_TYPE_HOST, vec![]),
+            (CU_GRAPH_NODE_TYPE_CONDITIONAL, vec![0; 8]),
+        ] {
+            let violates = test.is_violation(Op::GraphNode, &add(graph, kind), &rest);
+            assert!(violates, "{kind}");
+        }
+        let nodes = GraphNode {
+            nodes: 2,
+            ..add(graph, CU_GRAPH_NODE_TYPE_EMPTY)
+        };
+        assert!(test.is_violation(Op::GraphNode, &nodes, &[0; 8]));
+        assert_eq!((test.calls(), parts(&test, graph)), (0, 0));
+    }
+
+    #[test]
+    fn a_node_is_added_to_a_graph_of_the_session_behind_nodes_of_the_session() {
+        let mut test = Fixture::new(&[]);
+        let graph = test.graph();
+        let node = test.node(graph);
+        for graph in others(graph) {
+            let body = add(graph, CU_GRAPH_NODE_TYPE_EMPTY);
+            assert_eq!(test.status(Op::GraphNode, &body, &[]), VALUE, "{graph:#x}");
+        }
+        let behind = GraphNode {
+            nodes: 1,
+            ..add(graph, CU_GRAPH_NODE_TYPE_EMPTY)
+        };
+        for node in others(node) {
+            let status = test.status(Op::GraphNode, &behind, &node.to_le_bytes());
+            assert_eq!(status, VALUE, "{node:#x}");
+        }
+        let elsewhere = GraphNode {
+            device: 1,
+            ..behind
+        };
+        let status = test.status(Op::GraphNode, &elsewhere, &node.to_le_bytes());
+        assert_eq!(status, CUDA_ERROR_INVALID_DEVICE);
+        assert_eq!(parts(&test, graph), 1);
+        let status = test.status(Op::GraphNode, &behind, &node.to_le_bytes());
+        assert_eq!(
+            (status, parts(&test, graph)),
+            (CUDA_SUCCESS, 3),
+            "an edge, too"
+        );
+    }
+
+    #[test]
+    fn a_node_that_the_driver_does_not_add_does_not_count() {
+        let mut test = Fixture::new(&[(ADD, obeys_with_handle as Function)]);
+        let (graph, inner, memory) = (test.graph(), test.graph(), test.memory(UNIT));
+        test.node(inner);
+        test.node(inner);
+        let (function, event) = (test.function(), test.event());
+        let mut counted = 0;
+        for (kind, rest, more) in [
+            (CU_GRAPH_NODE_TYPE_EMPTY, vec![], 1),
+            (CU_GRAPH_NODE_TYPE_KERNEL, kernel(function, 8, 8), 1),
+            (CU_GRAPH_NODE_TYPE_MEMSET, set(memory), 1),
+            (
+                CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+                event.to_le_bytes().to_vec(),
+                1,
+            ),
+            // With what is inside.
+            (CU_GRAPH_NODE_TYPE_GRAPH, child(inner, 0), 3),
+        ] {
+            let body = add(graph, kind);
+            test.orders(CUDA_ERROR_NOT_SUPPORTED);
+            let status = test.status(Op::GraphNode, &body, &rest);
+            assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED, "{kind}");
+            assert_eq!(parts(&test, graph), counted, "{kind}");
+            test.orders(CUDA_SUCCESS);
+            assert_eq!(test.status(Op::GraphNode, &body, &rest), CUDA_SUCCESS);
+            counted += more;
+            assert_eq!(parts(&test, graph), counted, "{kind}");
+        }
+        test.orders(FAULT);
+        let body = add(graph, CU_GRAPH_NODE_TYPE_EMPTY);
+        assert_eq!(test.told(Op::GraphNode, &body, &[]), FAULT);
+        assert!(test.has_ended());
+    }
+
+    #[test]
+    fn a_graph_that_is_filled_or_not_the_clients_is_not_put_into_another() {
+        let mut test = Fixture::new(&[(ADD, obeys_with_handle as Function)]);
+        let (graph, inner, filled) = (test.graph(), test.graph(), test.graph());
+        let capture = CaptureBegin {
+            stream: test.stream(),
+            graph: filled,
+            ..CaptureBegin::default()
+        };
+        assert_eq!(test.status(Op::CaptureBegin, &capture, &[]), CUDA_SUCCESS);
+        let body = add(graph, CU_GRAPH_NODE_TYPE_GRAPH);
+        let status = test.status(Op::GraphNode, &body, &child(filled, 0));
+        assert_eq!((status, parts(&test, graph)), (VALUE, 0));
+        let moved = child(inner, CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE);
+        for (ordered, status) in [
+            (CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_NOT_SUPPORTED),
+            (CUDA_SUCCESS, CUDA_SUCCESS),
+            // It is the node's now.
+            (CUDA_SUCCESS, VALUE),
+        ] {
+            test.orders(ordered);
+            assert_eq!(test.status(Op::GraphNode, &body, &moved), status);
+        }
+        let destroy = mpsshim_proto::message::Object { object: inner };
+        assert_eq!(test.status(Op::GraphDestroy, &destroy, &[]), VALUE);
+    }
+
+    #[test]
+    fn a_change_that_the_driver_refuses_changes_nothing() {
+        for (in_exec, name) in [
+            (false, "cuGraphNodeSetParams"),
+            (true, "cuGraphExecNodeSetParams"),
+        ] {
+            let mut test = Fixture::new(&[(name, obeys as Function)]);
+            let (graph, inner) = (test.graph(), test.graph());
+            test.node(inner);
+            test.node(inner);
+            let node = test.node(graph);
+            let body = GraphInstantiate {
+                graph,
+                ..GraphInstantiate::default()
+            };
+            let exec = test.reply::<u64>(Op::GraphInstantiate, &body, &[]);
+            let exec = if in_exec {
+                exec.expect("an instance")
+            } else {
+                0
+            };
+            let rest = child(inner, 0);
+            let kind = CU_GRAPH_NODE_TYPE_GRAPH;
+            for node in others(node) {
+                let status = test.status(Op::GraphNode, &change(node, exec, kind), &rest);
+                assert_eq!(status, VALUE, "{node:#x}");
+            }
+            if in_exec {
+                for exec in &others(exec)[1..] {
+                    let status = test.status(Op::GraphNode, &change(node, *exec, kind), &rest);
+                    assert_eq!(status, VALUE, "{exec:#x}");
+                }
+            }
+            let body = change(node, exec, kind);
+            // In the graph, what is inside takes the place of the node's.
+            let after = if in_exec { 1 } else { 3 };
+            for (status, now) in [(CUDA_ERROR_NOT_SUPPORTED, 1), (CUDA_SUCCESS, after)] {
+                test.orders(status);
+                assert_eq!(test.told(Op::GraphNode, &body, &rest), status, "{name}");
+                assert_eq!(parts(&test, graph), now, "{name} {status}");
+            }
+            test.orders(FAULT);
+            assert_eq!(test.told(Op::GraphNode, &body, &rest), FAULT, "{name}");
+            assert!(test.has_ended(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_host_node_in_an_instance_has_a_slot() {
+        let mut test = Fixture::new(&[("cuGraphExecNodeSetParams", counts as Function)]);
+        let graph = test.graph();
+        let node = test.node(graph);
+        let body = GraphInstantiate {
+            graph,
+            ..GraphInstantiate::default()
+        };
+        let exec = test.reply::<u64>(Op::GraphInstantiate, &body, &[]);
+        let body = change(node, exec.expect("an instance"), CU_GRAPH_NODE_TYPE_HOST);
+        let host = HostNode { token: 5, pad: 0 };
+        let status = test.status(Op::GraphNode, &body, host.as_bytes());
+        assert_eq!((status, test.calls()), (VALUE, 0), "it is no host node");
+    }
+
+    #[test]
+    fn a_priority_that_is_not_set_is_no_error() {
+        let refuses = fails::<{ CUDA_ERROR_NOT_SUPPORTED.0 }>;
+        let mut test = Fixture::new(&[("cuGraphKernelNodeSetAttribute", refuses as Function)]);
+        test.session.flow.classed = true;
+        let (graph, function) = (test.graph(), test.function());
+        let body = add(graph, CU_GRAPH_NODE_TYPE_KERNEL);
+        let status = test.status(Op::GraphNode, &body, &kernel(function, 8, 8));
+        assert_eq!((status, parts(&test, graph)), (CUDA_SUCCESS, 1));
+    }
+
+    #[test]
+    fn a_node_names_an_array_that_then_stays() {
+        use mpsshim_proto::message::array::ArrayCreate;
+        let mut test = Fixture::new(&[]);
+        let (graph, memory) = (test.graph(), test.memory(UNIT));
+        let body = ArrayCreate {
+            array: test.new_handle(Kind::Array),
+            size: [16, 0, 0],
+            format: CU_AD_FORMAT_FLOAT,
+            channels: 1,
+            ..ArrayCreate::default()
+        };
+        assert_eq!(test.status(Op::ArrayCreate, &body, &[]), CUDA_SUCCESS);
+        let (array, memory) = (
+            (CU_MEMORYTYPE_ARRAY, body.array),
+            (CU_MEMORYTYPE_DEVICE, memory),
+        );
+        let node = add(graph, CU_GRAPH_NODE_TYPE_MEMCPY);
+        let status = test.status(Op::GraphNode, &node, &copy(memory, array));
+        assert_eq!(status, CUDA_SUCCESS);
+        let array = mpsshim_proto::message::Object { object: body.array };
+        assert_eq!(test.status(Op::ArrayDestroy, &array, &[]), CUDA_SUCCESS);
+        assert_eq!(test.session.objects.bound_arrays.len(), 1);
+    }
+}
