@@ -92,7 +92,7 @@ impl Session {
             let taken = before.saturating_sub(shared.free_memory(body.device)?);
             let bytes = taken.max(charge.charge.bytes());
             if let Err(status) = charge.charge.resize(bytes) {
-                // The image is loaded until it is unloaded at a quiescent point.
+                // The image takes memory until it is unloaded, so it is charged beyond the limit.
                 charge.charge.grow_to(bytes);
                 image.pay(charge.charge);
                 shared.images.discard(image);
@@ -482,8 +482,7 @@ impl Lasting for Variable {
     const KIND: kinds::Kind = kinds::Kind::Variable;
     type State = Vec<u8>;
 
-    /// Looks the variable up again. If its address differs from the one that the client knows, addresses are translated
-    /// from then on.
+    /// Looks the variable up again. If its address differs from the client's, addresses are translated from then on.
     fn make(
         record: &Record,
         message: Vec<u8>,

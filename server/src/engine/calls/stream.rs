@@ -308,7 +308,7 @@ impl Session {
 
     /// Handles a completion marker that cannot be queued, so that its waiter does not wait forever: the server notes
     /// the error, which the waiter then finds, and writes the flag itself. If the context is lost, the session has
-    /// ended before that, so that no call of the client succeeds after the one that returns the error. If the session
+    /// ended before that, so that no call of the client succeeds after the call that returns the error. If the session
     /// continues in the next server, that server executes the marker.
     pub fn mark_failed(
         &mut self,

@@ -266,7 +266,7 @@ impl Session {
     }
 
     /// Notes the variables whose addresses a node contains, because a launch may write them, and replaces the addresses
-    /// by those that the client knows. `is_raw`: the node contains the driver's addresses.
+    /// by the addresses known to the client. `is_raw`: the node contains the driver's addresses.
     ///
     /// # Errors
     /// If the node contains an address near a variable that the client does not know: it has another address in another
