@@ -1,4 +1,4 @@
-//! A session for unit tests of handlers, on a driver made of functions of the test's.
+//! A session for unit tests of handlers, on a driver that consists of the test's functions.
 //!
 //! ```text
 //! let mut test = Fixture::new(&[("cuMemcpyHtoDAsync_v2", fails::<{ CUDA_ERROR_OUT_OF_MEMORY.0 }> as Function)]);
@@ -178,7 +178,7 @@ extern "C" fn granularity(bytes: *mut usize, _: *const c_void, _: u32) -> CUresu
     CUDA_SUCCESS
 }
 
-/// A driver of these functions. Others do nothing and succeed, or give handles where the driver makes an object.
+/// A driver of these functions. All others succeed without effect, or return a new handle if they create an object.
 fn driver(functions: &[(&'static str, Function)]) -> Driver {
     let find = |name: &str| -> *mut c_void {
         if let Some((_, function)) = functions.iter().find(|(known, _)| *known == name) {
@@ -238,11 +238,11 @@ fn driver(functions: &[(&'static str, Function)]) -> Driver {
 pub struct Fixture {
     /// The session.
     pub session: Box<Session>,
-    /// What all threads share.
+    /// State shared by all threads.
     pub shared: Arc<Shared>,
-    /// What the threads would read.
+    /// Receiving ends of the threads' queues, kept open.
     pub _outlets: Outlets,
-    /// What the owner of the engine is told.
+    /// Receives the events for the engine's owner.
     pub _events: Receiver<EngineEvent>,
     client: Option<UnixStream>,
     /// Token of the next message.
@@ -320,7 +320,7 @@ impl Fixture {
         let session = Arc::new(session);
         shared.roster.remember(&session);
         let mut session = Box::new(Session::new(session, 0));
-        // There is no keeper: no other server can go on with it.
+        // Without a keeper, no other server can continue the session.
         session.note_bonds(&shared.images);
         CALLS.store(0, Ordering::Relaxed);
         RECORDED.lock().clear();
@@ -336,10 +336,10 @@ impl Fixture {
         }
     }
 
-    /// Has a message with this body, and these bytes behind it, handled without telling the client.
+    /// Handles a message of this body followed by these bytes, without notifying the client.
     ///
     /// # Errors
-    /// The handler's.
+    /// Errors of the handler.
     pub fn handle<T: IntoBytes + zerocopy::Immutable>(
         &mut self,
         op: Op,
@@ -351,7 +351,7 @@ impl Fixture {
         calls::replay(&self.shared, &mut self.session, message)
     }
 
-    /// The status with which a message is refused; `CUDA_SUCCESS` if it is not.
+    /// The status with which a message is refused; `CUDA_SUCCESS` if it succeeds.
     ///
     /// # Panics
     /// If it has to wait, or breaks the protocol.
@@ -378,10 +378,10 @@ impl Fixture {
         matches!(self.handle(op, body, rest), Err(CallError::Violation(_)))
     }
 
-    /// Has a message executed and the client told, as a dispatch thread does.
+    /// Executes a message and notifies the client, as a dispatch thread does.
     ///
     /// # Errors
-    /// Why it was not executed.
+    /// The reason why it was not executed.
     pub fn execute<T: IntoBytes + zerocopy::Immutable>(
         &mut self,
         op: Op,
@@ -636,7 +636,7 @@ impl Fixture {
         self.function_of(module)
     }
 
-    /// The error of an asynchronous command that the client would find next; it finds it once.
+    /// Takes the error of an asynchronous command that the client's next synchronizing call would return.
     pub fn posted_error(&self) -> CUresult {
         let header = self.session.shared.header();
         CUresult(header.posted_error.swap(0, Ordering::AcqRel))

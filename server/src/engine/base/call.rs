@@ -6,7 +6,7 @@ use mpsshim_proto::ring::{Memory, Message};
 use mpsshim_proto::segment::RingMemory;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Where the bytes of a message lie.
+/// Location of a message's bytes.
 #[derive(Clone, Copy, Debug)]
 enum Source<'a> {
     /// In the ring, from this offset on. The client may change them at any time.
@@ -18,7 +18,7 @@ enum Source<'a> {
 /// A message: its operation, its token, and a bounded reader of the bytes behind its header.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming<'a> {
-    /// What it asks for.
+    /// The requested operation.
     pub op: Op,
     /// The token of its header; its meaning depends on the operation.
     pub token: u64,
@@ -36,7 +36,7 @@ pub struct Call<'a, B> {
 }
 
 impl<'a> Incoming<'a> {
-    /// A message in the ring. Good until the message is consumed; the session keeps the ring's memory for that long.
+    /// A message in the ring. Valid until the message is consumed; the session keeps the ring's memory for that long.
     #[inline]
     pub fn in_ring(op: Op, memory: RingMemory, message: &Message) -> Incoming<'a> {
         Incoming {
@@ -47,7 +47,7 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// A message whose bytes behind the header are these.
+    /// A message with these bytes behind its header.
     #[inline]
     pub fn copied(op: Op, token: u64, bytes: &'a [u8]) -> Incoming<'a> {
         Incoming {
@@ -109,8 +109,8 @@ impl<'a> Incoming<'a> {
         })
     }
 
-    /// The 64-bit word `at` bytes behind the header; 0 where the message is shorter, which breaks the protocol when it is
-    /// executed.
+    /// The 64-bit word `at` bytes behind the header; 0 if the message is shorter, which is a protocol violation when it
+    /// is executed.
     pub fn word(&self, at: usize) -> u64 {
         let mut word = [0; 8];
         let _ = self.copy_out(at, &mut word);

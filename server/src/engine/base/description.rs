@@ -125,7 +125,7 @@ impl Record {
     }
 }
 
-/// Tells formats of descriptions apart: that of the messages in them, and that of the other records.
+/// Fingerprint of the description's format: the format of the messages in it, combined with that of the records.
 fn fingerprint() -> u64 {
     wire::fingerprint() ^ FORMAT
 }

@@ -51,7 +51,7 @@ macro_rules! for_each_kind {
 
 pub(in crate::engine) use for_each_kind;
 
-/// When a record is restored: objects come after those that they refer to.
+/// Stage in which a record is restored: objects come after the objects that they refer to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
     /// Before all objects.
@@ -66,7 +66,7 @@ pub enum Stage {
     Instances,
 }
 
-/// What invalidates a record.
+/// Condition that invalidates a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// Nothing but a later record of the same kind and key.
@@ -120,7 +120,7 @@ macro_rules! define {
                 }
             }
 
-            /// When it is restored.
+            /// The stage in which it is restored.
             pub fn stage(self) -> Stage {
                 match self {
                     $(Kind::$name => Stage::$stage,)*
@@ -128,7 +128,7 @@ macro_rules! define {
                 }
             }
 
-            /// What invalidates it.
+            /// The condition that invalidates its records.
             pub fn end(self) -> End {
                 match self {
                     $(Kind::$name => end!($end $(($of))?),)*
@@ -157,7 +157,7 @@ macro_rules! rows {
     };
 }
 
-/// Tells tables of kinds apart: the number changes with a kind, its number or its version (FNV-1a of the rows).
+/// Fingerprint of the table: changes with a kind, its number or its version (FNV-1a of the rows).
 pub const FORMAT: u64 = {
     let rows = for_each_kind!(rows).as_bytes();
     let (mut hash, mut at) = (0xcbf2_9ce4_8422_2325u64, 0);

@@ -21,7 +21,7 @@ use mpsshim_proto::message::array::{
 use mpsshim_proto::message::{self, Side};
 use zerocopy::IntoBytes;
 
-/// One side of a copy as the driver takes it.
+/// One side of a copy in the driver's form.
 #[derive(Default)]
 struct DriverSide {
     kind: u32,
@@ -42,7 +42,7 @@ impl Session {
         self.check_writable(to.device.max(to.host))?;
         let index = self.objects.streams.index(body.stream)?;
         if self.objects.streams.at(index)?.capturing {
-            // What a graph names stays as long as a graph may.
+            // An array that a graph names is kept, because the graph may be launched later.
             for side in [&body.to, &body.from] {
                 if side.side == ARRAY_SIDE {
                     self.bind(side.address)?;
@@ -193,7 +193,7 @@ impl Session {
         Ok(())
     }
 
-    /// `cuMipmappedArrayGetLevel`, `cuArrayGetPlane`. The driver gives the same array each time.
+    /// `cuMipmappedArrayGetLevel`, `cuArrayGetPlane`. The driver returns the same array each time.
     pub fn array_part(&mut self, shared: &Shared, body: ArrayPart) -> Reply {
         let parent = match Handle(body.parent).kind() {
             Some(Kind::MipmappedArray) => self.objects.mipmaps.get(body.parent)?,
@@ -225,7 +225,7 @@ impl Session {
         Ok(info(&descriptor))
     }
 
-    /// `cuArrayDestroy`, `cuMipmappedArrayDestroy`: the handles die at once.
+    /// `cuArrayDestroy`, `cuMipmappedArrayDestroy`: the handles become invalid immediately.
     pub fn array_destroy(
         &mut self,
         shared: &Shared,
@@ -249,7 +249,7 @@ impl Session {
         Ok(())
     }
 
-    /// What only the driver knows of an array.
+    /// `cuArrayGetMemoryRequirements`, `cuArrayGetSparseProperties`, and the same calls for mipmapped arrays.
     pub fn array_query(&mut self, shared: &Shared, body: ArrayQuery) -> Reply {
         let array = match Handle(body.array).kind() {
             Some(Kind::MipmappedArray) => self.objects.mipmaps.get(body.array)?,
@@ -281,7 +281,8 @@ impl Session {
         Ok(found.as_bytes().to_vec())
     }
 
-    /// `cuTexObjectCreate`, `cuSurfObjectCreate`. The session remembers the driver's value: it may destroy no other.
+    /// `cuTexObjectCreate`, `cuSurfObjectCreate`. The session remembers the driver's object, since it may destroy only
+    /// its own.
     pub fn texture_create(&mut self, shared: &Shared, body: TextureCreate) -> Reply {
         let device = shared.gpu.device(body.device)?;
         device.make_current(&shared.gpu.driver)?;
@@ -327,7 +328,8 @@ impl Session {
         Ok(info.as_bytes().to_vec())
     }
 
-    /// A resource with the driver's arrays in place of handles, and with memory of the session's only.
+    /// Translates the handles in a resource descriptor to the driver's arrays, and checks that its memory is the
+    /// session's.
     fn resource(&self, mut resource: CUDA_RESOURCE_DESC) -> Result<CUDA_RESOURCE_DESC, CallError> {
         let words = &mut resource.words;
         match resource.kind {
@@ -342,7 +344,8 @@ impl Session {
                     words[0] = array.0;
                 }
             }
-            // It may reach beyond the block, as natively, but must begin in it; a kernel could read as far.
+            // The range must begin in the block, but may extend beyond it, as natively; a kernel could read that far
+            // anyway.
             CU_RESOURCE_TYPE_LINEAR => self.check_device(words[0], 1)?,
             CU_RESOURCE_TYPE_PITCH2D => {
                 let len = words[4].checked_mul(words[3]);
@@ -381,7 +384,8 @@ fn info(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Vec<u8> {
 }
 
 impl Session {
-    /// What is to be destroyed when the session is over, in the order of destruction; its modules are gone by then.
+    /// Takes the objects to be destroyed at the end of the session, in the order of destruction. Its modules have been
+    /// unloaded before.
     pub fn take_arrays(&mut self, gpu: &Gpu) -> Vec<Buried> {
         for reference in self.objects.texture_references.drain() {
             reference.end(gpu);

@@ -1,5 +1,5 @@
-//! Stream capture. It always begins relaxed: what the other modes forbid is the client's own affair, and a prohibition of
-//! the driver's would hit every client of the server.
+//! Stream capture. It always begins in relaxed mode: the shim enforces the other modes in its own process, whereas a
+//! prohibition by the driver would affect every client of the server.
 
 use super::Reply;
 use crate::engine::base::call::{Call, Incoming};
@@ -17,18 +17,18 @@ use mpsshim_proto::message::graph::{
 use std::ptr;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Nodes and edges as they come behind a struct.
+/// Nodes and edges that follow a struct in a message.
 pub struct Behind {
-    /// Handles.
+    /// Handles of the nodes.
     pub nodes: Vec<u64>,
-    /// As many as nodes, or none.
+    /// One edge per node, or none at all.
     pub edges: Vec<CUgraphEdgeData>,
-    /// What follows them.
+    /// The bytes that follow the nodes and edges.
     pub rest: Vec<u8>,
 }
 
 impl Behind {
-    /// The edges as the driver wants them.
+    /// The edges in the driver's form; null if there are none.
     pub fn edges(&self) -> *const CUgraphEdgeData {
         if self.edges.is_empty() {
             ptr::null()
@@ -38,7 +38,7 @@ impl Behind {
     }
 }
 
-/// Reads `count` structs off the front.
+/// Takes `count` structs from the front.
 pub fn take<T: FromBytes>(bytes: &mut &[u8], count: usize) -> Result<Vec<T>, CallError> {
     let len = count * size_of::<T>();
     if len > bytes.len() {
@@ -75,7 +75,8 @@ impl Session {
         })
     }
 
-    /// A stream that captures, or may: no operation is in the way of it. Its context is current.
+    /// A stream for a call about its capture: its position and the driver's stream. Does not wait for operations in
+    /// flight. Makes the stream's context current.
     fn stream_for_capture(
         &self,
         shared: &Shared,
@@ -105,7 +106,7 @@ impl Session {
             driver.begin_capture(raw, CU_STREAM_CAPTURE_MODE_RELAXED)?;
         } else {
             let graph = self.objects.graphs.graphs.get(body.graph)?;
-            // The first of two captures to end would free what the other one fills.
+            // If two captures filled one graph, the first to end would free the graph that the other is still filling.
             if graph.filling {
                 return Err(CUDA_ERROR_ILLEGAL_STATE.into());
             }
@@ -137,7 +138,7 @@ impl Session {
         Ok(super::value(graph))
     }
 
-    /// Ends the capture of a stream; the graph's handle.
+    /// Ends the capture of a stream. Returns the handle of the graph.
     fn end_capture(
         &mut self,
         shared: &Shared,
@@ -149,7 +150,7 @@ impl Session {
         let sinks = captured_sinks(shared, raw);
         let ended = shared.gpu.driver.graph.end_capture(raw, &mut graph);
         if ended.is_err() && shared.gpu.driver.is_capturing(raw) {
-            // Another stream's capture; it goes on.
+            // The capture began on another stream, and continues.
             return ended.map(|()| 0);
         }
         let at = self
@@ -168,7 +169,8 @@ impl Session {
             if self.objects.graphs.captures.is_empty() {
                 self.objects.graphs.captured = 0;
             }
-            // The graph that was being made is gone, and what was captured into the client's own may be.
+            // A graph that the capture created is gone. In a graph that the client passed, the captured nodes may be
+            // gone.
             match self
                 .objects
                 .graphs
@@ -206,7 +208,7 @@ impl Session {
         }
     }
 
-    /// Finds out which streams still capture, when captures ended or may have spread.
+    /// Determines again which streams capture, after captures have ended or may have spread to other streams.
     pub fn look_who_captures(&mut self, shared: &Shared) {
         for stream in self
             .objects
@@ -220,7 +222,7 @@ impl Session {
         }
     }
 
-    /// Whether a stream has joined a capture by waiting for an event; noted if so.
+    /// Checks whether a stream has joined a capture by waiting for an event, and notes it.
     pub fn look_whether_captures(&mut self, shared: &Shared, index: usize) {
         if self.objects.graphs.captures.is_empty() {
             return;
@@ -264,7 +266,7 @@ impl Session {
             state.graph = 0;
             return Ok(state.as_bytes().to_vec());
         }
-        // A stream with more open ends than fit an answer is not known; the client sees the first ones.
+        // No stream with more dependencies than fit into an answer is known; the client would get the first ones.
         let count = if nodes.is_null() {
             0
         } else {
@@ -300,7 +302,7 @@ impl Session {
     /// The handle of the graph that the capture of a stream fills.
     ///
     /// # Errors
-    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` when the capture came to nothing.
+    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` if the capture has failed.
     pub fn captured_graph(
         &mut self,
         shared: &Shared,
@@ -325,7 +327,8 @@ impl Session {
             .graphs
             .graph_handle(graph, device, Owner::Capture)?;
         self.objects.graphs.graphs.get_mut(id)?.filling = true;
-        // A forked stream's capture is the one that began elsewhere; there the handle is noted when it ends.
+        // The capture of a forked stream is the capture that began on another stream, so the graph's handle is noted
+        // there.
         if self.objects.graphs.captures.iter().all(|c| c.graph != id) {
             let own = self
                 .objects
@@ -381,7 +384,7 @@ impl Session {
         let behind = self.nodes_behind::<CaptureUpdate>(message, body.nodes, body.edges != 0)?;
         let (_, raw) = self.stream_for_capture(shared, body.stream)?;
         let nodes = self.objects.graphs.raw_nodes(&behind.nodes)?;
-        // They become edges.
+        // Counted, because they become edges of the graph.
         self.objects.graphs.capture(nodes.len() as u64)?;
         shared.gpu.driver.graph.update_capture(
             raw,
@@ -393,7 +396,7 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// Whether what a stream is given goes into a graph.
+    /// Whether operations on a stream are captured into a graph.
     pub fn is_capturing(&self, stream: u64) -> bool {
         self.objects
             .streams
@@ -407,7 +410,7 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// Does to a capture what a forbidden call does to it: its end will be an error.
+    /// Invalidates a capture, as a forbidden call does natively: its end returns an error.
     pub fn capture_break(&mut self, shared: &Shared, body: Object) -> Reply {
         let (index, raw) = self.stream_for_capture(shared, body.object)?;
         if self.objects.streams.at(index)?.capturing {
@@ -416,8 +419,8 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// Ends the captures of a stream that its client destroys, or of all when the session is over: a stream that
-    /// captures must not get to another session.
+    /// Ends the captures of a stream that the client destroys, or all captures at the end of the session: a stream that
+    /// captures must not be passed to another session.
     pub fn abandon_captures(&mut self, shared: &Shared, only: Option<u64>) {
         let over: Vec<u64> = self
             .objects
@@ -449,7 +452,7 @@ impl Session {
                 && let Ok(object) = self.objects.graphs.graphs.get(graph)
                 && !given
             {
-                // Nobody asked for this graph.
+                // The client does not know this graph.
                 let _ = shared.gpu.driver.graph.destroy(object.raw);
                 self.objects.graphs.forget_graph(graph);
             }
@@ -457,7 +460,7 @@ impl Session {
     }
 }
 
-/// The nodes that the capture of a stream ends with, if there are several.
+/// The nodes at which the capture of a stream ends, if there are several.
 fn captured_sinks(shared: &Shared, stream: CUstream) -> Vec<CUgraphNode> {
     let (mut status, mut id, mut graph) = (0, 0, CUgraph::NULL);
     let (mut nodes, mut edges, mut count) = (ptr::null(), ptr::null(), 0);
@@ -465,7 +468,7 @@ fn captured_sinks(shared: &Shared, stream: CUstream) -> Vec<CUgraphNode> {
     let driver = &shared.gpu.driver.graph;
     let mut asked = driver.capture_info(stream, info.0, info.1, info.2, info.3, info.4);
     if asked.is_err() {
-        // Some edges have data.
+        // Asks again with edges, because some have data.
         asked = driver.capture_info_with_edges(
             stream,
             &mut status,

@@ -16,11 +16,11 @@ use mpsshim_proto::message::{Attach, Limit};
 const L2_FETCH_MAX: u64 = 128;
 
 impl Session {
-    /// Sees to it that the device has a context.
+    /// Ensures that the device has a context.
     pub fn attach(&mut self, shared: &Shared, body: Attach) -> Reply {
         let device = shared.gpu.device(body.device)?;
         device.attach(&shared.gpu.driver)?;
-        // Here, where it may take its time, and not with the first stream.
+        // May partition the device: done here, where it may take time, rather than with the first stream.
         self.part_of(shared, device)?;
         Ok(Vec::new())
     }
@@ -31,13 +31,13 @@ impl Session {
         device.make_current(&shared.gpu.driver)?;
         let mut value = 0;
         shared.gpu.driver.ctx_get_limit(&mut value, body.limit)?;
-        // What a context begins with, not what another client made of it.
+        // The context's initial limit, because another client may have raised the present one.
         Ok(super::value(
             device.first_limit(body.limit).unwrap_or(value as u64),
         ))
     }
 
-    /// Whether `cuCtxSetLimit` has to raise one.
+    /// Whether `cuCtxSetLimit` has to raise the limit of the driver's context.
     pub fn raises_limit(&self, shared: &Shared, message: Incoming<'_>) -> bool {
         let Ok(body) = message.body::<Limit>() else {
             return false;
@@ -56,8 +56,8 @@ impl Session {
         known.is_ok() && wanted.value > value as u64
     }
 
-    /// `cuCtxSetLimit`. The context is everyone's: a limit only grows, within bounds, and the client is told what its own
-    /// would be.
+    /// `cuCtxSetLimit`. All clients share the context, so a limit is only ever raised, within bounds. Returns the limit
+    /// that the client would have in a context of its own.
     pub fn set_limit(&mut self, shared: &Shared, body: Limit) -> Reply {
         let device = shared.gpu.device(body.device)?;
         device.make_current(&shared.gpu.driver)?;
@@ -69,19 +69,19 @@ impl Session {
         }
         shared.gpu.driver.ctx_get_limit(&mut 0, body.limit)?;
         match body.limit {
-            // How the cache that all share is used: a wish that is heard and not granted.
+            // Hints for the use of the L2 cache, which all clients share: accepted without effect.
             CU_LIMIT_MAX_L2_FETCH_GRANULARITY if body.value > L2_FETCH_MAX => {
                 Err(CUDA_ERROR_INVALID_VALUE.into())
             }
             CU_LIMIT_MAX_L2_FETCH_GRANULARITY | CU_LIMIT_PERSISTING_L2_CACHE_SIZE => {
                 Ok(super::value(body.value))
             }
-            // The driver permits setting them in no context such as the server's.
+            // The driver does not permit setting other limits in a context like the server's.
             _ => Err(CUDA_ERROR_NOT_PERMITTED.into()),
         }
     }
 
-    /// Has the context have at least this limit; returns the session's own.
+    /// Raises the context's limit to at least this value. Returns the session's own limit.
     fn raise(
         &mut self,
         shared: &Shared,
@@ -114,7 +114,7 @@ impl Session {
     }
 }
 
-/// A limit that the session has raised.
+/// State of a limit that the session has raised.
 pub struct RaisedLimit;
 
 impl Lasting for RaisedLimit {

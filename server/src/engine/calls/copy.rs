@@ -1,4 +1,4 @@
-//! Copies and memsets. All device ranges are checked against what the session owns.
+//! Copies and memsets. All device ranges are checked to be the session's own.
 
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
@@ -8,22 +8,23 @@ use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Memset, SIDES_UNNAMED, Side};
 
-/// Where a captured memset of memory that is not the client's goes. The driver takes any address into a graph, and refuses
-/// to instantiate one with an address that is no memory of the process; all clients' memory is.
+/// Address of a captured memset whose memory is not the client's. The driver accepts any address in a graph, but
+/// refuses to instantiate the graph if the address is no memory of the process. The client's own address cannot be
+/// passed on, because the memory of all clients belongs to the process.
 const NOBODYS: u64 = 16;
 
 /// The side of a copy that lies in memory.
 pub struct Rows {
     /// Where the box begins: bytes, rows, slices.
     pub at: [u64; 3],
-    /// Bytes from row to row. Zero: as many as the box reaches to.
+    /// Bytes from row to row; 0: up to the end of the box.
     pub pitch: u64,
-    /// Rows from slice to slice. Zero: as many as the box reaches to.
+    /// Rows from slice to slice; 0: up to the end of the box.
     pub rows: u64,
 }
 
 impl Rows {
-    /// Bytes from the side's address to the end of a box of `size`, by the driver's own reading.
+    /// Bytes from the side's address to the end of a box of `size`, as the driver computes them.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`: rows or slices overlap, which the driver refuses too, or the length overflows.
@@ -67,7 +68,7 @@ pub fn memset_extent(element: u32, width: u64, height: u64, pitch: u64) -> Resul
 }
 
 impl Session {
-    /// Host to device with the data in the message. The driver takes it before the call returns.
+    /// Copies the data in a message to a device. The driver takes the data before the call returns.
     pub fn copy_inline(
         &mut self,
         shared: &Shared,
@@ -97,7 +98,7 @@ impl Session {
         self.submitted(&shared.gpu, index, 1)
     }
 
-    /// A copy between memories the server reaches.
+    /// A copy between memories that the server can access.
     pub fn copy(&mut self, shared: &Shared, body: Copy) -> Result<(), CallError> {
         let side = |number: u32| {
             Side::from_u8(number as u8)
@@ -141,7 +142,7 @@ impl Session {
         self.submitted(&shared.gpu, index, 1)
     }
 
-    /// Does a copy between host memory and what lies at `address` on a device, be it the stream's or another.
+    /// Copies between host memory and memory at `address` on a device, which may differ from the stream's device.
     fn copy_with_host(
         &mut self,
         shared: &Shared,

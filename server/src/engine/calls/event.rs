@@ -22,7 +22,8 @@ impl Session {
         let device = shared.gpu.device(body.device)?;
         device.make_current(&shared.gpu.driver)?;
         let mut raw = CUevent::NULL;
-        // Interprocess events need a handle of their own kind; waiting threads never block in the driver.
+        // Of the flags only this one is passed on: interprocess events have handles of the server's, and threads that
+        // wait do not block in the driver.
         shared
             .gpu
             .driver
@@ -43,7 +44,7 @@ impl Session {
         Ok(())
     }
 
-    /// `cuEventDestroy`: the driver lets recorded work finish.
+    /// `cuEventDestroy`: a record in flight still completes.
     pub fn event_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let event = self.objects.events.remove(body.object)?;
         self.lasting.times.forget(&event);
@@ -77,14 +78,15 @@ impl Session {
             self.objects.graphs.refer_to(body.event);
             self.note_recorded_by_graphs(body.event);
         }
-        // An external record is a node of the graph: the event stays in the capture that it was recorded in before.
+        // An external record is a node of the graph: the event still belongs to the capture in which it was recorded
+        // before.
         let captured = captured || external && self.objects.events.get(body.event)?.captured;
         self.note_recorded(body.event, captured)?;
         self.submitted(&shared.gpu, index, 1)
     }
 
-    /// As [`Session::prepare`]. A record that other sessions may wait for does not stay in the ring: its stream is held, and
-    /// the record deferred.
+    /// Like [`Session::prepare`]. If there is no room, a record of an event that other sessions may wait for does not
+    /// stay in the ring: its stream is held, and the record deferred.
     fn prepare_record(
         &mut self,
         shared: &Shared,
@@ -104,11 +106,12 @@ impl Session {
         prepared
     }
 
-    /// What a stream has to wait for that waits for an event of several sessions: the record that was the last one when the
-    /// message came, if the driver has it.
+    /// The record for which a stream that waits for an interprocess event has to wait: the last record when the message
+    /// arrived. `None` if there is nothing to wait for.
     ///
     /// # Errors
-    /// [`CallError::Full`] when the record is deferred in its session: the stream is then held until it no longer is.
+    /// [`CallError::Full`] if that record is still deferred in its session; the stream is then held until the record is
+    /// submitted.
     fn record_to_await(
         &mut self,
         of_several: &SharedEvent,
@@ -132,10 +135,10 @@ impl Session {
         }
     }
 
-    /// Makes a stream wait for an event of several sessions; where it is, if it waits.
+    /// Makes a stream wait for an interprocess event. Returns the stream's position and the driver's stream.
     ///
     /// # Errors
-    /// See [`Session::record_to_await`]; the driver's.
+    /// See [`Session::record_to_await`]; driver errors.
     fn await_shared(
         &mut self,
         shared: &Shared,
@@ -154,7 +157,7 @@ impl Session {
         Ok((index, stream))
     }
 
-    /// `cuStreamWaitEvent`; an event never recorded is no reason to wait.
+    /// `cuStreamWaitEvent`; does not wait for an event that was never recorded.
     pub fn stream_wait_event(
         &mut self,
         shared: &Shared,
@@ -197,7 +200,7 @@ impl Session {
         self.submitted(&shared.gpu, index, 1)
     }
 
-    /// Writes a flag when the event's last record is complete, whatever its stream was given later.
+    /// Writes a flag once the event's last record is complete, regardless of later operations in that record's stream.
     pub fn mark_event(&mut self, shared: &Shared, body: MarkEvent) -> Result<(), CallError> {
         let mark = Mark {
             stream: body.stream,
@@ -207,7 +210,7 @@ impl Session {
         self.shared.segment.check_slot(body.slot)?;
         let address = self.shared.segment.flag_address(body.slot)?;
         let (event, of_several) = match self.objects.events.get(body.event) {
-            // The server's stream must not join the capture.
+            // The stream of the mark must not join the capture.
             Ok(event) if event.captured => {
                 return self.mark_failed(&shared.gpu, &mark, CUDA_ERROR_CAPTURED_EVENT.into());
             }
@@ -260,7 +263,7 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// Does nothing: what stands before it in the ring has been executed or deferred.
+    /// No-op: when it is answered, all earlier messages have been executed, or deferred in order.
     pub fn taken(&mut self, _: &Shared, (): ()) -> Reply {
         Ok(Vec::new())
     }

@@ -21,7 +21,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// Asks for one parameter after the other until there are no more.
+/// Queries one parameter after the other until the driver reports no more.
 fn params_of(info: impl Fn(usize, &mut usize, &mut usize) -> Result<(), CUresult>) -> Vec<Param> {
     let mut params = Vec::new();
     for index in 0..MAX_PARAMS {
@@ -37,7 +37,8 @@ fn params_of(info: impl Fn(usize, &mut usize, &mut usize) -> Result<(), CUresult
     params
 }
 
-/// Whether a function is launched in clusters, by its attributes; what an older driver does not tell is not so.
+/// Whether a function is launched in clusters, according to its attributes; attributes unknown to an older driver count
+/// as unset.
 fn has_clusters(attributes: &[i32; 16]) -> bool {
     let of_clusters = [
         CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET,
@@ -48,25 +49,25 @@ fn has_clusters(attributes: &[i32; 16]) -> bool {
         .any(|attribute| attributes[*attribute as usize] > 0)
 }
 
-/// Bytes of local memory, by a function's attributes.
+/// Bytes of local memory, according to a function's attributes.
 fn local(attributes: &[i32; 16]) -> u32 {
     let local = attributes[CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES as usize];
     local.max(0) as u32
 }
 
-/// How long may be spent on asking for functions that nobody has asked for yet.
+/// Longest time spent on looking up functions that the client has not asked for yet.
 const AHEAD: Duration = Duration::from_millis(2);
-/// The same on loading libraries of which nothing was asked for yet.
+/// Longest time spent on loading libraries of which the client has used nothing yet.
 const LOADS_AHEAD: Duration = Duration::from_millis(5);
 
-/// Parameters a kernel can have at most: one per byte of its parameter space would be 32,764.
+/// Maximum number of kernel parameters considered: one per byte of the parameter space would be 32,764.
 const MAX_PARAMS: usize = 4096;
 
 impl Session {
-    /// The function behind a handle, to be used.
+    /// The function behind a handle, for a launch or a query. Takes it from its image on first use.
     ///
     /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE`.
+    /// `CUDA_ERROR_INVALID_HANDLE`; [`CallError::Alone`] if it has to be loaded at a quiescent point; driver errors.
     #[inline]
     pub fn function(&mut self, shared: &Shared, handle: u64) -> Result<&Function, CallError> {
         let function = self.objects.functions.get(handle)?;
@@ -84,7 +85,7 @@ impl Session {
     }
 
     /// `cuModuleGetFunction`; `cuLibraryGetKernel`, and `cuKernelGetFunction` for one device. A kernel's function is
-    /// loaded here and now, on the slow lane, so that no launch has to.
+    /// loaded here, on the slow lane, so that no launch has to load it.
     pub fn get_function(&mut self, shared: &Shared, call: Call<'_, GetFunction>) -> Reply {
         let Call { body, message } = call;
         let name = message.name::<GetFunction>()?;
@@ -145,13 +146,13 @@ impl Session {
         Ok(payload)
     }
 
-    /// In the session's moment, asks for functions that it is likely to want, of this image and of its libraries, as long as
-    /// that takes no time: each would need a moment of its own.
+    /// At the session's quiescent point, looks up further functions of this image and of its libraries that the client
+    /// is likely to use, within short time limits: each would otherwise need a quiescent point of its own.
     pub fn look_ahead(&self, shared: &Shared, first: u64, device: Ordinal) {
         let Some(moment) = &self.flow.moment else {
             return;
         };
-        // The calling thread may wait for others that load just now.
+        // Includes waiting for other threads that are loading.
         let began = Instant::now();
         let may_load = || !moment.is_over() && began.elapsed() < LOADS_AHEAD;
         for library in self.objects.libraries.iter() {
@@ -167,7 +168,7 @@ impl Session {
         }
     }
 
-    /// A library's kernel, wherever it will run: whether it is there, and its parameters.
+    /// A kernel of a library for any device: whether it exists, and its parameters.
     fn describe_kernel(&self, shared: &Shared, library: u64, name: &[u8]) -> Reply {
         let driver = &shared.gpu.driver;
         let kernel = self.kernel(shared, library, name)?;
@@ -201,7 +202,7 @@ impl Session {
         Ok(kernel)
     }
 
-    /// The function that a handle's launches use from now on; what was set for it is then in force.
+    /// Determines the function that launches of a handle use from now on, with the attributes set for it.
     pub fn take_function(&mut self, shared: &Shared, handle: u64) -> Result<(), CUresult> {
         let function = self.objects.functions.get(handle)?;
         let (image, key) = (function.image, function.key.clone());
@@ -239,7 +240,7 @@ impl Session {
             }
         }
         let kernel = self.kernel(shared, body.library, &name)?;
-        // Only a preference: a device that nobody has attached to has no context.
+        // May fail: a device to which no client has attached has no context, and the call needs none.
         let _ = device.make_current(&shared.gpu.driver);
         let device = device.raw;
         let image = &shared.gpu.driver.image;
@@ -252,7 +253,7 @@ impl Session {
         Ok(super::value(value as i64 as u64))
     }
 
-    /// The driver's function behind a handle, its context made current.
+    /// The driver's function behind a handle; its context is made current.
     pub fn function_ready(
         &mut self,
         shared: &Shared,
@@ -263,7 +264,7 @@ impl Session {
         Ok(function.raw)
     }
 
-    /// What the session's kernels printed.
+    /// Returns text printed by the session's kernels, and how many bytes are left.
     pub fn printed(&mut self, shared: &Shared, (): ()) -> Reply {
         let (text, left) = self.take_printed(&shared.gpu, ANSWER_LEN - size_of::<Value>())?;
         let mut payload = super::value(left as u64);

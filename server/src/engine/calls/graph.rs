@@ -1,7 +1,8 @@
-//! Graphs: made, filled, instantiated, launched.
+//! Graphs: creation, contents, instances, launches.
 //!
-//! What a node does comes as the client sees it; the driver's handles are put in here, and addresses are checked as
-//! those of the calls that nodes stand for. Nodes are always made and changed by the functions that take any kind.
+//! Node parameters arrive in the client's form. Handles are translated to the driver's, and addresses are checked like
+//! those of the calls that the nodes stand for. Nodes are always added and changed with the generic functions for any
+//! kind.
 
 mod exec;
 mod node;
@@ -52,7 +53,7 @@ impl Session {
         }
     }
 
-    /// How large a graph of the driver's is that is inside another.
+    /// Size of a driver's graph to be placed inside another one.
     pub fn measure(&self, shared: &Shared, graph: CUgraph, depth: usize) -> Result<Size, CUresult> {
         let driver = &shared.gpu.driver.graph;
         let (none, mut edges) = (ptr::null_mut(), 0);
@@ -76,14 +77,14 @@ impl Session {
         Ok(size)
     }
 
-    /// The driver's graph of a handle, its context made current.
+    /// The driver's graph behind a handle, and its device; its context is made current.
     fn graph_ready(&self, shared: &Shared, handle: u64) -> Result<(CUgraph, Ordinal), CUresult> {
         let graph = self.objects.graphs.graphs.get(handle)?;
         shared.gpu.devices[graph.device].make_current(&shared.gpu.driver)?;
         Ok((graph.raw, graph.device))
     }
 
-    /// The driver's node of a handle, its context made current; the graph it is in.
+    /// The driver's node behind a handle, and the handle of its graph; its context is made current.
     fn node_ready(&self, shared: &Shared, handle: u64) -> Result<(CUgraphNode, u64), CUresult> {
         let node = self.objects.graphs.nodes.get(handle)?;
         self.graph_ready(shared, node.graph)?;
@@ -95,7 +96,7 @@ impl Session {
         let (raw, _) = self.graph_ready(shared, body.object)?;
         let graph = self.objects.graphs.graphs.get(body.object)?;
         if graph.filling {
-            // As the driver.
+            // The driver's status, too, while a capture fills the graph.
             return Err(CUDA_ERROR_ILLEGAL_STATE.into());
         }
         if graph.owner != Owner::Client || self.objects.graphs.is_filled(body.object) {
@@ -107,7 +108,7 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// Lets go of what was kept for graphs, if there are none any more.
+    /// Releases the images and events that were kept for graphs, once no graph is left.
     fn drop_kept(&mut self, shared: &Shared) {
         let (images, events) = self.objects.graphs.take_kept();
         for image in images {
@@ -155,7 +156,7 @@ impl Session {
     }
 
     /// `cuGraphGetNodes`, `cuGraphGetRootNodes`, `cuGraphGetEdges`, `cuGraphNodeGetDependencies`,
-    /// `cuGraphNodeGetDependentNodes`: a part of the list.
+    /// `cuGraphNodeGetDependentNodes`: returns a part of the list.
     pub fn graph_list(&mut self, shared: &Shared, body: GraphList) -> Reply {
         let driver = &shared.gpu.driver.graph;
         let none: *mut CUgraphNode = ptr::null_mut();
@@ -328,7 +329,7 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// `cuGraphDebugDotPrint`: the driver writes into a memory file, which goes to the client.
+    /// `cuGraphDebugDotPrint`: the driver writes into a memory file, which is sent to the client.
     pub fn graph_dot(&mut self, shared: &Shared, call: Call<'_, GraphDot>) -> Reply {
         let Call { body, message } = call;
         let (graph, _) = self.graph_ready(shared, body.graph)?;
@@ -337,7 +338,7 @@ impl Session {
         if fd < 0 {
             return Err(CUDA_ERROR_OPERATING_SYSTEM.into());
         }
-        // SAFETY: a descriptor just made, nobody else's.
+        // SAFETY: the descriptor is new and ours.
         let file = unsafe { OwnedFd::from_raw_fd(fd) };
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let path = CString::new(path).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
@@ -377,7 +378,7 @@ impl Session {
         Ok(super::value(value))
     }
 
-    /// `cuGraphConditionalHandleCreate`. Kernels are given the driver's number, so it is the client's too.
+    /// `cuGraphConditionalHandleCreate`. The client gets the driver's handle, because its kernels use it.
     pub fn graph_condition(&mut self, shared: &Shared, body: GraphCondition) -> Reply {
         let (graph, _) = self.graph_ready(shared, body.graph)?;
         let context = shared

@@ -47,7 +47,7 @@ impl Session {
     pub fn resource_split(&mut self, shared: &Shared, body: ResourceSplit) -> Reply {
         let (from, device) = self.objects.resources.get(body.token)?;
         if body.count != from.sm[0] {
-            // The program has changed what it must not change.
+            // The program has changed the resource's multiprocessor count, which is read-only.
             return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION.into());
         }
         let mut groups = vec![CUdevResource::INVALID; body.groups.min(MAX_GROUPS) as usize];
@@ -111,7 +111,7 @@ impl Session {
         Ok(super::value(at as u64))
     }
 
-    /// Parts of a device belong to its main context.
+    /// Fails in an annex: a device can be partitioned only in its main context.
     fn check_parts(&self) -> Result<(), CUresult> {
         match self.side {
             Side::MAIN => Ok(()),
@@ -145,7 +145,8 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// A part of a device for one of the client's contexts, which is named as green contexts are. Answers how many multiprocessors it has.
+    /// Assigns a part of a device to one of the client's contexts, under a handle like a green context's. Returns its
+    /// number of multiprocessors.
     pub fn confine(&mut self, shared: &Shared, body: Confine) -> Reply {
         self.check_parts()?;
         let device = shared.gpu.device(body.device)?;
@@ -163,10 +164,10 @@ impl Session {
         Ok(super::value(count.into()))
     }
 
-    /// The part of a device that the session may use; `None`: all of it.
+    /// The part of a device that the session may use; `None`: the whole device.
     ///
     /// # Errors
-    /// The driver's.
+    /// Driver errors.
     pub fn part_of(&self, shared: &Shared, device: &Device) -> Result<Option<GreenRef>, CUresult> {
         let place = self
             .objects

@@ -13,7 +13,7 @@ use mpsshim_proto::message::{ATTRIBUTES_MAX, Launch, PARAMS_MAX};
 
 const ATTRIBUTE: usize = size_of::<CUlaunchAttribute>();
 
-/// A launch's attributes, translated, in the driver's form.
+/// Attributes of a launch in the driver's form, with the driver's handles.
 pub struct Attributes {
     list: [CUlaunchAttribute; ATTRIBUTES_MAX],
     count: u32,
@@ -30,7 +30,7 @@ impl Session {
         let (device, local) = (function.device, function.local);
         let writes = function.note_launch();
         let grows = shared.gpu.devices[device].grows(local);
-        // The driver copies as many bytes as the kernel has parameters.
+        // The driver reads as many bytes as the kernel's parameters have.
         if body.param_len < function.param_bytes {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
@@ -49,7 +49,7 @@ impl Session {
             return Err(CallError::Alone);
         }
         if !self.objects.graphs.captures.is_empty() && self.is_capturing(body.stream) {
-            // It runs when the graph does.
+            // The kernel runs when the graph is launched.
             self.objects.graphs.prints |= prints;
             self.objects.graphs.refer_to(image);
         } else if prints && !self.may_print(&shared.gpu) {
@@ -63,7 +63,7 @@ impl Session {
         let ([gx, gy, gz], [bx, by, bz]) = (body.grid, body.block);
         let none = std::ptr::null_mut();
         let extra = extra.as_mut_ptr();
-        // A fault may be seen before the launch returns.
+        // A fault may be detected before the launch returns.
         self.shared.launched.note(body.function, index);
         if body.attributes == 0 {
             shared.gpu.driver.launch_kernel(
@@ -108,8 +108,8 @@ impl Session {
         message.in_place(size_of::<Launch>(), body.param_len as usize)
     }
 
-    /// Copies the attributes behind the parameters out and puts the driver's handles into them. `capturing`: whether the
-    /// stream of a launch captures; none where nothing is launched.
+    /// Copies the attributes behind the parameters out, and translates the handles in them. `capturing`: whether the
+    /// stream of the launch captures; `None` if nothing is launched.
     pub fn attributes(
         &mut self,
         message: Incoming<'_>,
@@ -146,7 +146,7 @@ impl Session {
                     let mut handle = [0; 8];
                     handle.copy_from_slice(&attribute.value[..8]);
                     let event = self.objects.events.get_mut(u64::from_le_bytes(handle))?;
-                    // Not allowed for events between processes.
+                    // Not allowed for interprocess events.
                     if event.shared.is_some() {
                         return Err(CUDA_ERROR_INVALID_VALUE.into());
                     }
@@ -166,7 +166,7 @@ impl Session {
                 CU_LAUNCH_ATTRIBUTE_IGNORE
                     ..=CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
                 | CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING => {}
-                // What a newer driver makes of another is not known here.
+                // The meaning of any other attribute in a newer driver is unknown here.
                 _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
             }
         }
@@ -175,7 +175,7 @@ impl Session {
 }
 
 impl Attributes {
-    /// The configuration that carries them; valid as long as self.
+    /// The launch configuration with these attributes; valid as long as `self`.
     pub fn config(&self, body: &Launch, stream: CUstream) -> CUlaunchConfig {
         CUlaunchConfig {
             grid: body.grid,

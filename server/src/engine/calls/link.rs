@@ -54,7 +54,7 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// `cuLinkAddData`. A file is read by the client.
+    /// `cuLinkAddData`. Files are read by the client.
     pub fn link_add(&mut self, shared: &Shared, call: Call<'_, LinkAdd>) -> Logged {
         let Call { body, message } = call;
         let behind = message.behind::<LinkAdd>()?;
@@ -116,7 +116,7 @@ impl Session {
         Ok((status, link.options.outcome(len)))
     }
 
-    /// The cubin of a completed link, over the socket, before the answer, under the message's token.
+    /// Sends the cubin of a completed link over the socket, before the answer, under the message's token.
     pub fn link_fetch(&mut self, _: &Shared, call: Call<'_, Object>) -> Reply {
         let Call { body, message } = call;
         let link = self.objects.links.get(body.object)?;
@@ -145,7 +145,7 @@ impl Session {
 }
 
 impl Link {
-    /// `cuLinkDestroy`; then nothing leads to the options any more.
+    /// `cuLinkDestroy`; afterwards, nothing refers to the options any more.
     pub fn end(self, shared: &Shared) {
         let _ = self
             .thread
@@ -153,7 +153,7 @@ impl Link {
     }
 }
 
-/// A copy of a client's input, which ends with a NUL of its own.
+/// A copy of a client's input, followed by a NUL.
 fn received(fd: BorrowedFd<'_>, len: u64) -> Result<Vec<u8>, CUresult> {
     if len == 0 || len > bounds::LINK_INPUT || !is_sealed(fd, len) {
         return Err(CUDA_ERROR_INVALID_VALUE);

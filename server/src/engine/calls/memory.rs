@@ -19,15 +19,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// How long memory given back may keep the slow lane waiting for its session's work.
+/// How long freeing memory may block a slow-lane thread until the session's work completes.
 const SETTLING: Duration = Duration::from_micros(100);
-/// How long a client that asks what is left waits for memory that it gave back.
+/// How long `cuMemGetInfo` waits for memory that the client has freed.
 const MOMENT: Duration = Duration::from_millis(50);
-/// How long an allocation waits for memory that its session gave back. What the reaper unloads goes within five seconds.
+/// How long an allocation waits for memory that its session has freed. Memory of images that the reaper unloads is free
+/// within five seconds.
 const PATIENCE: Duration = Duration::from_secs(6);
 
 impl Session {
-    /// A mapping of device memory for the client to carve.
+    /// Grants a mapping of device memory, from which the client serves its allocations.
     pub fn mem_grant(&mut self, shared: &Shared, body: MemGrant) -> Reply {
         let device = shared.gpu.device(body.device)?;
         let memory = Memory::Device(device.ordinal);
@@ -41,7 +42,7 @@ impl Session {
         let grant = Arc::new(grant);
         self.objects.grants.insert(range.start, grant.clone());
         if let Err(status) = self.share_with_peers(shared, range.start) {
-            // The client never learns of it, so that nothing can be in flight there.
+            // The client never learns the address, so nothing can be in flight there.
             self.objects.grants.remove(&range.start);
             if let Err(status) = shared.gpu.revoke(grant) {
                 tracing::error!("device memory that was not granted was not freed: {status}");
@@ -53,8 +54,8 @@ impl Session {
         Ok(range.as_bytes().to_vec())
     }
 
-    /// Device memory given back. The client has waited for its work, and usually that is known here within
-    /// microseconds; otherwise the memory goes when the session has nothing in flight.
+    /// Takes device memory back. The client has waited for its work, and the server usually learns of the completion
+    /// within microseconds; otherwise the memory is freed once the session has nothing in flight.
     pub fn mem_release(&mut self, shared: &Shared, body: Range) -> Result<(), CallError> {
         let grant = self
             .objects
@@ -71,12 +72,12 @@ impl Session {
         Ok(())
     }
 
-    /// Has this many bytes of memory allocated. Where there is no room, and memory that the client gave back is not the
-    /// driver's yet, that goes first: the message waits for it, as `cuMemFree` waits for work natively, though not for
-    /// ever. A request for more than there can ever be does not wait.
+    /// Calls `attempt` to allocate `bytes` of memory. If there is no room, but memory that the client has freed is not
+    /// back at the driver yet, the message waits for it, like `cuMemFree` waits for work natively, but not forever. A
+    /// request that exceeds the session's maximum does not wait.
     ///
     /// # Errors
-    /// [`CallError::Full`], or what the attempt says.
+    /// [`CallError::Full`] while the message waits; errors of `attempt`.
     pub fn with_room<T>(
         &mut self,
         shared: &Shared,
@@ -84,7 +85,7 @@ impl Session {
         attempt: impl Fn(&mut Session) -> Result<T, CUresult>,
     ) -> Result<T, CallError> {
         let mut first = attempt(self);
-        // The keeper may not have let go of memory that was freed.
+        // The keeper may still hold descriptors of freed memory.
         if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY))
             && let Some(keeper) = shared.gpu.keeping.keeper()
         {
@@ -109,7 +110,8 @@ impl Session {
         }
         let since = *self.flow.short_since.get_or_insert_with(Instant::now);
         if since.elapsed() < PATIENCE {
-            // Nothing was submitted: what it waits for may need a moment in which nobody is at work.
+            // Nothing was submitted. Freeing the memory may need a quiescent point, so the session must not seem at
+            // work.
             self.say_whether_at_work(&shared.gpu);
             return Err(CallError::Full);
         }
@@ -117,7 +119,7 @@ impl Session {
         Err(CUDA_ERROR_OUT_OF_MEMORY.into())
     }
 
-    /// Bytes that the session can have at most, however much is given back.
+    /// Most bytes that the session could have if everything else were freed.
     fn most(&self, shared: &Shared, memory: Memory) -> u64 {
         let installed = match memory {
             Memory::Device(device) => shared.gpu.devices[device].memory,
@@ -126,7 +128,7 @@ impl Session {
         installed.min(self.account.most(memory).unwrap_or(u64::MAX))
     }
 
-    /// Whether memory that the client gave back is still counted.
+    /// Whether memory that the client has freed is still charged.
     fn gives_back(&self) -> bool {
         !self.objects.releasing.is_empty()
             || !self.objects.leaving.is_empty()
@@ -135,7 +137,7 @@ impl Session {
             || self.account.is_leaving()
     }
 
-    /// Revokes memory that was given back, if nothing is in flight that may touch it; whether none is left.
+    /// Frees memory that the client gave back, if nothing is in flight that may touch it. Returns whether none is left.
     pub fn finish_releases(&mut self, shared: &Shared) -> bool {
         self.objects
             .leaving
@@ -161,7 +163,8 @@ impl Session {
         let device = shared.gpu.device(body.device)?;
         device.make_current(&shared.gpu.driver)?;
         if self.account.left(Memory::Device(device.ordinal)) != u64::MAX {
-            // What the client has given back is the driver's in a moment, unless somebody's work keeps it for longer.
+            // Memory that the client has freed is back at the driver shortly, unless another client's work keeps it
+            // longer.
             if self.account.is_leaving() {
                 let since = *self.flow.short_since.get_or_insert_with(Instant::now);
                 if since.elapsed() < MOMENT {
@@ -169,7 +172,7 @@ impl Session {
                 }
             }
             self.flow.short_since = None;
-            // What pools keep for speed is not used.
+            // Memory that pools retain for reuse counts as free.
             self.settle_pools(shared);
             device.make_current(&shared.gpu.driver)?;
         }
@@ -190,15 +193,15 @@ impl Session {
         Ok(info.as_bytes().to_vec())
     }
 
-    /// The client's own limit of device memory.
+    /// Lowers the client's own limit of device memory, in bytes.
     pub fn limit_memory(&mut self, shared: &Shared, body: LimitMemory) -> Result<(), CallError> {
         let memory = Memory::Device(shared.gpu.device(body.device)?.ordinal);
         self.account.lower_limit(memory, body.bytes);
         Ok(())
     }
 
-    /// Pinned memory: a memory file mapped at one address here and in the client. The descriptor goes over the
-    /// socket, before the answer, under the message's token.
+    /// Allocates pinned memory: a memory file, mapped at the same address in the server and in the client. The
+    /// descriptor is sent over the socket, before the answer, under the message's token.
     pub fn host_alloc(&mut self, shared: &Shared, call: Call<'_, HostAlloc>) -> Reply {
         let Call { body, message } = call;
         let device = shared.gpu.device(body.device)?;
@@ -207,7 +210,7 @@ impl Session {
             .max(1)
             .checked_next_multiple_of(4096)
             .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        // Counted where it would be, were it to move there.
+        // Managed memory is charged to the device, as if all of it resided there.
         let charge = match body.flags & MANAGED {
             0 => None,
             _ => {
@@ -257,7 +260,7 @@ impl Session {
         Ok(range.as_bytes().to_vec())
     }
 
-    /// Pinned memory given back. It stays registered: unregistering waits for other clients' work.
+    /// Frees pinned memory. It stays registered, because unregistering would wait for other clients' work.
     pub fn host_free(&mut self, shared: &Shared, body: Range) -> Result<(), CallError> {
         let mut block = self
             .objects
@@ -270,7 +273,7 @@ impl Session {
         Ok(())
     }
 
-    /// Pinned memory beyond what is worth keeping, oldest first.
+    /// Removes spare pinned memory beyond the limit for reuse, oldest first.
     pub fn take_surplus_host(&mut self) -> Vec<crate::engine::gpu::host::HostBlock> {
         let mut kept: u64 = self
             .objects
@@ -287,7 +290,7 @@ impl Session {
         surplus
     }
 
-    /// `cuPointerGetAttribute` of numbers, for pointers that the client cannot judge itself.
+    /// `cuPointerGetAttribute` for numeric attributes of pointers that the client does not know itself.
     pub fn pointer_attribute(&mut self, shared: &Shared, body: PointerQuery) -> Reply {
         let pointer = self.place_of(body.pointer);
         self.check_device(pointer, 1)?;

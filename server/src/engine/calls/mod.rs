@@ -1,4 +1,4 @@
-//! What each message does. The files have the names of the shim's.
+//! Handlers of all messages. The files have the names of the shim's.
 
 mod array;
 mod capture;
@@ -57,17 +57,17 @@ impl Session {
     }
 }
 
-/// Why a message was not executed and stays where it is.
+/// Reason why a message was not executed and stays where it is.
 pub enum Undone {
     /// It has to wait for work in flight.
     Later,
-    /// It has to be done while nothing is in flight.
+    /// It needs a quiescent point.
     Alone,
     /// It breaks the protocol; the caller ends the session.
     Violation(String),
 }
 
-/// A handler gets the body, or the whole call if the row says that something follows the body.
+/// A handler takes the body, or the whole call if the row says that data follows the body.
 macro_rules! argument {
     ($call:ident, $rest:ident) => {
         $call
@@ -77,7 +77,7 @@ macro_rules! argument {
     };
 }
 
-/// One arm for each row of the table: decodes the body and calls the handler; `$then` gets what came of it.
+/// One match arm for each row of the table: decodes the body, calls the handler, and passes the result to `$then`.
 macro_rules! handle_by_table {
     (
         ($shared:ident, $session:ident, $message:ident, $then:ident)
@@ -97,7 +97,7 @@ macro_rules! handle_by_table {
     };
 }
 
-/// Describes what was done, and tells the client.
+/// Describes an executed message, and notifies the client.
 macro_rules! conclude {
     ($name:ident, $kind:ident, $outcome:ident, $shared:ident, $session:ident, $message:ident) => {{
         if const { !matches!(Op::$name.change(), Change::Nothing) }
@@ -111,7 +111,7 @@ macro_rules! conclude {
     }};
 }
 
-/// Tells nobody.
+/// Returns the status without notifying the client.
 macro_rules! status_only {
     ($name:ident, $kind:ident, $outcome:ident, $shared:ident, $session:ident, $message:ident) => {
         Outcome::<$kind>::status($outcome)
@@ -131,10 +131,10 @@ pub fn perform(
     for_each_op!(handle_by_table(shared, session, message, conclude))
 }
 
-/// Executes a message whose client knows already what came of it.
+/// Executes a message of which the client already knows the result.
 ///
 /// # Errors
-/// The handler's.
+/// Errors of the handler.
 pub fn replay(
     shared: &Shared,
     session: &mut Session,
@@ -143,18 +143,18 @@ pub fn replay(
     for_each_op!(handle_by_table(shared, session, message, status_only))
 }
 
-/// What a handler of this kind of operation returns.
+/// Result of a handler for this kind of operation.
 trait Outcome<Kind> {
-    /// Whether it has done what was asked for.
+    /// Whether the operation was executed.
     fn is_done(&self) -> bool;
 
-    /// Without what the client is told.
+    /// The status, without the payload for the client.
     ///
     /// # Errors
-    /// Why it was not done.
+    /// The reason why it was not executed.
     fn status(self) -> Result<(), CallError>;
 
-    /// Tells the client.
+    /// Notifies the client: answers a request, or reports the error of an asynchronous command.
     ///
     /// # Errors
     /// See [`Undone`].
@@ -236,8 +236,8 @@ impl Outcome<Request> for Logged {
 }
 
 impl Session {
-    /// The driver has refused a message. Where the context is lost and the session goes on in the next server, the message
-    /// is that one's.
+    /// Handles an error of the driver. If the context is lost and the session continues in the next server, the message
+    /// is left for that server.
     fn note_failure(&mut self, shared: &Shared, status: CUresult) -> Result<(), Undone> {
         if is_sticky(status) {
             self.take_back_begun();
@@ -278,10 +278,10 @@ fn replay_described(
     })
 }
 
-/// A message that makes an object.
+/// State of a message that creates an object.
 pub struct Makes;
 
-/// A message that changes an object.
+/// State of a message that changes an object.
 pub struct Sets;
 
 impl Lasting for Makes {

@@ -27,7 +27,7 @@ use std::os::fd::AsFd;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 impl Shared {
-    /// Bytes free on a device.
+    /// Free bytes on a device.
     fn free_memory(&self, device: u32) -> Result<u64, CUresult> {
         self.gpu.device(device)?.make_current(&self.gpu.driver)?;
         let (mut free, mut total) = (0, 0);
@@ -44,7 +44,8 @@ impl Session {
             Some(prepared) if prepared.is_for(&body, message) => prepared.outcome?,
             _ => self.take_in(shared, &body, message)?,
         };
-        // What takes long in the driver must not begin when others work again.
+        // A load may take long in the driver, so it must not begin after the quiescent point, when other sessions work
+        // again.
         let is_late = self
             .flow
             .moment
@@ -91,7 +92,7 @@ impl Session {
             let taken = before.saturating_sub(shared.free_memory(body.device)?);
             let bytes = taken.max(charge.charge.bytes());
             if let Err(status) = charge.charge.resize(bytes) {
-                // It is there until it is unloaded.
+                // The image takes memory until it is unloaded, so it is charged beyond the limit.
                 charge.charge.grow_to(bytes);
                 image.pay(charge.charge);
                 shared.images.discard(image);
@@ -111,7 +112,7 @@ impl Session {
         Ok((Ok(()), payload))
     }
 
-    /// The family that an image would be of; none where its load has logs, which are those of one load.
+    /// The family to which an image belongs; `None` if its load requests logs, because logs belong to a single load.
     fn family_of(&self, body: &ImageLoad, device: Ordinal, options: &[u8]) -> Option<Family> {
         let asks = body.info_log != 0 || body.error_log != 0;
         (!asks && body.options < 0x100).then(|| Family {
@@ -125,8 +126,8 @@ impl Session {
         })
     }
 
-    /// Whether the driver has to load something for [`Session::image_load`]: a module that others have not loaded. A library
-    /// is loaded when something of it is used.
+    /// Whether [`Session::image_load`] makes the driver load a module: not if a loaded instance can be reused.
+    /// Libraries are loaded on first use.
     pub fn loads_module(&mut self, shared: &Shared, message: Incoming<'_>) -> bool {
         let Ok(body) = message.body::<ImageLoad>() else {
             return false;
@@ -143,13 +144,14 @@ impl Session {
         };
         let family = self.family_of(&body, device.ordinal, &options);
         self.forget_offer(shared);
-        // Held until the message is executed: it must not go meanwhile.
+        // Held until the message is executed, so that the instance is not unloaded meanwhile.
         self.flow.offered =
             family.and_then(|family| shared.images.families.offer(&shared.images, &family));
         self.flow.offered.is_none() && self.prepare_ahead(shared, &body, message)
     }
 
-    /// Does before the moment what the load needs besides the driver; whether there is anything to load then.
+    /// Prepares a load before its quiescent point, except for the driver call. Returns whether there is anything to
+    /// load.
     fn prepare_ahead(&mut self, shared: &Shared, body: &ImageLoad, message: Incoming<'_>) -> bool {
         let done = self
             .flow
@@ -166,7 +168,7 @@ impl Session {
         is_ready
     }
 
-    /// Takes in what the client sent, and finds out what its load takes.
+    /// Receives the image from the client, and determines the memory that loading it takes.
     fn take_in(
         &self,
         shared: &Shared,
@@ -188,10 +190,10 @@ impl Session {
                     .receive(fd.as_fd(), body.len, &body.hash, sent)?
             }
         };
-        // Not before the descriptor was taken in: another message is to get its own.
+        // Only after the descriptor has been received: the next message must find its own.
         let charge = self.image_charge(shared, body.device, &content)?;
         let prints = shared.images.image_prints(&body.hash, &content);
-        // Known by the time that the image is loaded.
+        // Analyzes the image in advance, so that the result is there when it is loaded.
         shared.images.variables_of(&body.hash, &content);
         Ok(Ready {
             content,
@@ -200,17 +202,17 @@ impl Session {
         })
     }
 
-    /// What was offered is had, or not wanted any more.
+    /// Returns the offered instance, once it has been used or is not wanted any more.
     pub fn forget_offer(&mut self, shared: &Shared) {
         if let Some(offered) = self.flow.offered.take() {
             instances::let_go(&shared.images, offered);
         }
     }
 
-    /// Counts what an image takes on its device; clients that share it are counted as if each had its own. Its length
-    /// alone says little: a variable of 512 MiB that begins with zeros takes a few bytes of it. What is left to the
-    /// driver's numbers, where the content does not tell, may include what others allocate at the same time; so they are
-    /// the last resort.
+    /// Charges the memory that an image takes on its device; clients that share it are charged as if each had its own.
+    /// Its length alone says little: a variable of 512 MiB that begins with zeros takes a few bytes of it. If the
+    /// content does not reveal the size, the driver's numbers are used, as a last resort, because they may include
+    /// simultaneous allocations by others.
     fn image_charge(
         &self,
         shared: &Shared,
@@ -238,7 +240,7 @@ impl Session {
         Ok(all)
     }
 
-    /// The descriptor that the client sent ahead of the message with this token.
+    /// Receives the descriptor that the client sent ahead of the message with this token.
     pub fn receive_descriptor(&self, token: u64) -> Result<Stranger, CallError> {
         let mut note = DescriptorNote::new_zeroed();
         let uid = self.shared.info.uid;
@@ -259,8 +261,8 @@ impl Session {
         }
     }
 
-    /// `cuModuleUnload`, `cuLibraryUnload`: the handles die at once, the driver's object when all is quiet, since
-    /// unloading waits for other clients' work.
+    /// `cuModuleUnload`, `cuLibraryUnload`: the handles become invalid immediately; the driver's object is unloaded at
+    /// a quiescent point, because unloading waits for other clients' work.
     pub fn image_unload(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let mut image = match Handle(body.object).kind() {
             Some(Kind::Library) => self.objects.libraries.remove(body.object)?,
@@ -272,7 +274,7 @@ impl Session {
         if self.is_drained(&shared.gpu) {
             image.note_drained();
         }
-        // What was found in it must not be named any more: the driver's objects are about to go.
+        // Objects found in the image must not be used any more, because the driver is about to destroy them.
         self.objects
             .functions
             .retain(|function| function.image != body.object);
@@ -290,7 +292,7 @@ impl Session {
         Ok(())
     }
 
-    /// A client's context with a library in it is over: what was found there is not named any more.
+    /// Forgets the functions and variables of a library on one device, where the client's context has ended.
     pub fn image_leave(&mut self, shared: &Shared, body: Named) -> Result<(), CallError> {
         let over = shared.gpu.device(body.device)?.ordinal;
         self.end_runs(shared);
@@ -303,7 +305,7 @@ impl Session {
         Ok(())
     }
 
-    /// The client knows such variables no more.
+    /// Forgets variables that the client must not use any more.
     fn forget_variables(&mut self, gone: impl Fn(&Global) -> bool) {
         let gone = self
             .objects
@@ -319,7 +321,7 @@ impl Session {
                 .iter()
                 .filter(|(_, (_, now))| *now == start);
             let mut known: Vec<u64> = moved.map(|(known, _)| *known).collect();
-            // The client may have asked for it again since.
+            // The client may have asked for the variable again since, and learned its present address.
             known.push(start);
             for known in known {
                 self.lasting.moved.remove(&known);
@@ -329,10 +331,10 @@ impl Session {
         self.note_span();
     }
 
-    /// Sees to it that an image shares nothing with other clients; says whether it did until now.
+    /// Ensures that an image is not shared with other clients. Returns whether it was until now.
     ///
     /// # Errors
-    /// The driver's, from loading it once more.
+    /// Driver errors of loading it again.
     pub fn separate(&mut self, shared: &Shared, handle: u64) -> Result<bool, CUresult> {
         if !self.image(handle)?.may_be_shared() {
             return Ok(false);
@@ -351,7 +353,7 @@ impl Session {
         Ok(moved)
     }
 
-    /// The image behind a handle.
+    /// The image behind a handle, to be changed.
     pub fn image_mut(&mut self, handle: u64) -> Result<&mut Image, CUresult> {
         match Handle(handle).kind() {
             Some(Kind::Library) => self.objects.libraries.get_mut(handle),
@@ -359,7 +361,7 @@ impl Session {
         }
     }
 
-    /// The same, to look at.
+    /// The image behind a handle, for reading.
     pub fn image(&self, handle: u64) -> Result<&Image, CUresult> {
         match Handle(handle).kind() {
             Some(Kind::Library) => self.objects.libraries.get(handle),
@@ -367,8 +369,8 @@ impl Session {
         }
     }
 
-    /// The driver's object behind a module's handle, or a library's on a device, the context made current; the
-    /// device; whether its kernels print.
+    /// The driver's object of a module, or of a library on a device; the device; and whether its kernels print. Makes
+    /// the device's context current.
     pub fn image_ready(
         &self,
         shared: &Shared,
@@ -381,7 +383,7 @@ impl Session {
         Ok((image.raw(), device, image.prints))
     }
 
-    /// The device of a module, or of a library where a client names one.
+    /// The device of a module; for a library, the device that the client names.
     pub fn device_of(
         &self,
         shared: &Shared,
@@ -426,7 +428,7 @@ impl Session {
             device,
             used: Cell::new(known.is_some_and(|known| known.used.get())),
         };
-        // A session that is made again knows the addresses of before, which are apart.
+        // A restored session also uses addresses of the previous server, with which a new variable must not overlap.
         if self.lasting.kept {
             self.check_new_address(start, global.len)?;
         }
@@ -442,7 +444,7 @@ impl Session {
         .to_vec())
     }
 
-    /// `cuLibraryGetManaged`, as far as whether there is such a variable.
+    /// `cuLibraryGetManaged`, but only checks whether there is such a variable.
     pub fn get_managed(&mut self, shared: &Shared, call: Call<'_, Named>) -> Reply {
         let Call { body, message } = call;
         let name = message.name::<Named>()?;
@@ -457,7 +459,7 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// `cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`: how many, and their names.
+    /// `cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`: the number of functions, and their names.
     pub fn enumerate_functions(&mut self, shared: &Shared, body: Named) -> Reply {
         let image = self.image(body.parent)?;
         match image.raw() {
@@ -480,7 +482,7 @@ impl Lasting for Variable {
     const KIND: kinds::Kind = kinds::Kind::Variable;
     type State = Vec<u8>;
 
-    /// The client has not used the address. It may differ now.
+    /// Looks the variable up again. If its address differs from the client's, addresses are translated from then on.
     fn make(
         record: &Record,
         message: Vec<u8>,
@@ -504,7 +506,7 @@ impl Lasting for Variable {
 }
 
 impl Session {
-    /// The client was told the address of a variable, by this message.
+    /// Describes a variable of which the client learned the address by this message.
     pub fn describe_variable(&mut self, start: u64, message: Incoming<'_>) {
         self.describe::<Variable>(start, &message.whole());
     }

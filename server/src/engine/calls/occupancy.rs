@@ -40,7 +40,7 @@ impl Session {
         let attributes = self.attributes(message, &body, None)?;
         let device = self.objects.functions.get(body.function)?.device;
         let driver = &shared.gpu.driver;
-        // The driver looks at the stream's multiprocessors.
+        // The result depends on the multiprocessors of the stream.
         let part = self.part_of(shared, &shared.gpu.devices[device])?;
         let stream = match &part {
             Some(part) => part.take_stream(driver, 0)?,

@@ -14,7 +14,7 @@ use mpsshim_proto::message::{Object, Range};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// How long a trim waits to see that the session's work is done.
+/// How long a trim waits until the session's work completes.
 const SETTLING: Duration = Duration::from_micros(500);
 
 impl Session {
@@ -62,7 +62,7 @@ impl Session {
         Ok(())
     }
 
-    /// The driver's pool of a handle; its device's context is made current.
+    /// The driver's pool behind a handle; its device's context is made current.
     pub fn pool(&self, shared: &Shared, handle: u64) -> Result<CUmemoryPool, CUresult> {
         let Ok(pool) = self.objects.pools.pools.get(handle) else {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -71,7 +71,7 @@ impl Session {
         Ok(pool.raw)
     }
 
-    /// `cuMemAllocFromPoolAsync`. In a stream that is captured the driver makes a node of it.
+    /// `cuMemAllocFromPoolAsync`. In a stream that captures, the driver makes it a node of the graph.
     pub fn pool_alloc(&mut self, shared: &Shared, body: PoolAlloc) -> Reply {
         let Ok(pool) = self.objects.pools.pools.get(body.pool) else {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -103,7 +103,7 @@ impl Session {
             return Err(status.into());
         }
         if let Err(status) = self.submitted(&shared.gpu, index, 1) {
-            // The client never learns of it.
+            // The client never learns of this memory.
             let _ = shared.gpu.driver.memory.pool_free(start, stream);
             self.objects.pools.put_back(body.pool, charge);
             return Err(status);
@@ -119,7 +119,8 @@ impl Session {
         .to_vec())
     }
 
-    /// The same in a capture: the node's memory is the graph's, and counts with its instances.
+    /// `cuMemAllocFromPoolAsync` in a capture: the memory belongs to the graph, and is charged with the graph's
+    /// instances.
     fn pool_alloc_node(
         &mut self,
         shared: &Shared,
@@ -137,7 +138,7 @@ impl Session {
         let graph = match self.captured_graph(shared, index, body.stream) {
             Ok(graph) => graph,
             Err(status) => {
-                // The client never learns of it.
+                // The client never learns of this memory.
                 let _ = shared.gpu.driver.memory.pool_free(start, stream);
                 return Err(status.into());
             }
@@ -146,8 +147,8 @@ impl Session {
         Ok(Range { start, len }.as_bytes().to_vec())
     }
 
-    /// `cuMemFreeAsync` of memory from a pool. In a stream that is captured the driver makes a node of it, and the memory
-    /// goes when the graph is launched.
+    /// `cuMemFreeAsync` of memory from a pool. In a stream that captures, the driver makes it a node of the graph, and
+    /// the memory is freed when the graph is launched.
     pub fn pool_free(&mut self, shared: &Shared, body: PoolFree) -> Result<(), CallError> {
         let pooled = self.objects.pools.device_of(body.address).is_some();
         if !pooled && !self.objects.graphs.memory.begins(body.address) {
@@ -233,7 +234,7 @@ impl Session {
         Ok(super::value(flags as u64))
     }
 
-    /// Has pools give back what they keep beyond their thresholds, if the session's work comes to its end soon.
+    /// Makes pools return memory beyond their release thresholds to the driver, if the session's work completes soon.
     pub fn settle_pools(&mut self, shared: &Shared) {
         if !self.objects.pools.keep_any() {
             return;
@@ -250,7 +251,7 @@ impl Session {
             .settle(&shared.gpu, |pool| pool.threshold);
     }
 
-    /// Has the pools of an idle session give back what they keep beyond their thresholds.
+    /// Makes the pools of an idle session return memory beyond their release thresholds to the driver.
     pub fn trim_pools(&mut self, shared: &Shared) {
         if self.objects.pools.is_untrimmed() && !self.has_work_in_flight(&shared.gpu) {
             self.objects.pools.take_untrimmed();
@@ -263,8 +264,8 @@ impl Session {
 
     /// `cuMemPoolTrimTo`.
     pub fn pool_trim(&mut self, shared: &Shared, body: PoolAttribute) -> Reply {
-        // The driver takes notice of what was freed when it is synchronized with. The client may have waited for its
-        // work, and the server not know yet that it is done.
+        // The driver notices freed memory only when it is synchronized with. The client may have waited for its work
+        // before the server has learned of the completion.
         let began = Instant::now();
         while self.has_work_in_flight(&shared.gpu) && began.elapsed() < SETTLING {
             std::hint::spin_loop();

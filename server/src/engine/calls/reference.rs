@@ -29,7 +29,7 @@ impl Session {
             driver.tex_ref_create(&mut texture)?;
             device.ordinal
         } else {
-            // What is bound to it stays.
+            // A binding stays in the module, so the module must not be shared with other clients.
             self.separate(shared, body.module)?;
             self.image(body.module)?.note_altered();
             let (raw, device, _) = self.image_ready(shared, body.module, body.device)?;
@@ -65,8 +65,8 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// One of the calls on a reference. An address is not checked: the driver takes any, and what a kernel reads
-    /// through it the kernel could read without.
+    /// A call on a reference. Addresses are not checked: the driver accepts any address, and a kernel could read the
+    /// same memory without a reference.
     pub fn reference_call(&mut self, shared: &Shared, body: ReferenceArguments) -> Reply {
         let call = ReferenceCall::from_u32(body.call)
             .ok_or_else(|| CallError::Violation(format!("reference call {}", body.call)))?;
@@ -111,8 +111,8 @@ impl Session {
         Ok(())
     }
 
-    /// The driver's array behind a handle, which from now on stays until the session's end: a reference or a graph
-    /// that names it may be looked at whenever a kernel or the graph is launched.
+    /// The driver's array behind a handle. From now on it is kept until the end of the session, because a reference or
+    /// a graph that names it may be read at any launch of a kernel or of the graph.
     pub fn bind(&mut self, handle: u64) -> Result<CUarray, CUresult> {
         if handle == 0 {
             return Ok(CUarray::NULL);
@@ -164,7 +164,7 @@ impl Session {
         let mut number = 0u32;
         match call {
             ReferenceCall::Destroy => {
-                // A module's stays with the module.
+                // A module's reference is destroyed with the module.
                 self.objects
                     .texture_references
                     .remove(body.reference)?

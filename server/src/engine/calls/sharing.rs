@@ -25,7 +25,7 @@ impl Session {
         (self.shared.info.session, self.shared.info.uid)
     }
 
-    /// `cuIpcGetMemHandle` of an allocation of the client's, which lies in one grant.
+    /// `cuIpcGetMemHandle` of an allocation of the client, which lies in one grant.
     pub fn ipc_share(&mut self, shared: &Shared, body: Range) -> Reply {
         let who = self.who();
         let grant = match self.objects.grants.range(..=body.start).next_back() {
@@ -46,7 +46,7 @@ impl Session {
         Ok(handle.to_vec())
     }
 
-    /// The allocation at an address is freed.
+    /// Revokes the handle of an allocation that has been freed.
     pub fn ipc_forget(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         self.objects
             .sharing
@@ -87,7 +87,7 @@ impl Session {
     pub fn ipc_close(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         if let Some(grant) = self.objects.sharing.close(body.object)? {
             grant.left_by(&self.account);
-            // Its owner may have gone: then it ends here, behind the work of this session.
+            // If its owner has ended, the memory is freed here, after this session's work.
             self.objects.releasing.push(grant);
             self.finish_releases(shared);
         }
@@ -122,7 +122,7 @@ impl Session {
     pub fn pool_import(&mut self, shared: &Shared, call: Call<'_, PoolImport>) -> Reply {
         let Call { body, message } = call;
         let fd = self.receive_descriptor(message.token)?;
-        // Handles of other kinds are structs, for which the driver would take the number of the descriptor to point to.
+        // Handles of other kinds are structs: the driver would take the descriptor's number for a pointer.
         if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !may_be_exported_memory(&fd) {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
@@ -171,7 +171,7 @@ impl Session {
             return Err(status.into());
         }
         let len = len as u64;
-        // Who allocated it pays, too: it may free it first, or end, and nobody can tell then.
+        // Charged to the importer too: the exporter may free it first or end, which the server cannot detect.
         let charge = self.account.take(Memory::Device(device), len);
         let charge = charge.inspect_err(|_| {
             let _ = driver.pool_free(start, CUstream::NULL);
@@ -203,7 +203,7 @@ impl Session {
         Ok(Range { start, len }.as_bytes().to_vec())
     }
 
-    /// `cuMemHostUnregister` of such a file, when all is quiet.
+    /// `cuMemHostUnregister` of a registered file, at a quiescent point.
     pub fn file_unregister(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let file = self
             .objects
@@ -247,11 +247,11 @@ impl Session {
             return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.into());
         }
         if body.enable == 0 {
-            // What is mapped stays mapped: it does no harm, and taking it away would wait for work.
+            // Existing mappings stay: they do no harm, and removing them would wait for work.
             self.objects.peers.remove(&(owner, user));
             return Ok(Vec::new());
         }
-        // For what is not mapped by us: variables of modules.
+        // For memory that the server does not map itself: variables of modules.
         if let Some(context) = context {
             match shared.gpu.driver.memory.ctx_enable_peer_access(context, 0) {
                 Ok(()) | Err(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) => {}
@@ -293,8 +293,8 @@ impl Session {
             .or_else(|| self.objects.pools.device_at(address))
     }
 
-    /// Copies between two devices' memories, if they are two: by the driver's peer copy, which goes over the host
-    /// where the devices cannot reach each other.
+    /// Copies between the memories of two devices with the driver's peer copy, which goes through host memory if the
+    /// devices cannot reach each other. `None` unless the addresses belong to two devices.
     pub fn copy_between_devices(
         &self,
         shared: &Shared,
@@ -314,9 +314,8 @@ impl Session {
         Some(driver.memcpy_peer_async(to, contexts.0, from, contexts.1, len, stream))
     }
 
-    /// Does a copy between host memory and a device's in the order of a stream of another device. The driver refuses
-    /// such a copy of mapped memory that the stream's device has no access to, so it is done by a stream of the
-    /// memory's own device.
+    /// Copies between host memory and a device, in the order of another device's stream. The driver refuses such a copy
+    /// if the stream's device has no access to the mapped memory, so a stream of the memory's own device executes it.
     pub fn copy_elsewhere(
         &mut self,
         shared: &Shared,
@@ -337,7 +336,7 @@ impl Session {
             let waits = driver
                 .event_record(event, before, 0)
                 .and_then(|()| driver.stream_wait_event(after, event, 0));
-            // What was recorded is still waited for.
+            // The stream still waits for the record after the event is destroyed.
             driver.event_destroy(event)?;
             waits
         };
@@ -349,7 +348,8 @@ impl Session {
         copied
     }
 
-    /// The session's own stream on a device, which is current, for what its other streams cannot do.
+    /// The session's internal stream on a device, for copies that its other streams cannot execute. The device must be
+    /// current.
     fn helper(&mut self, shared: &Shared, device: Ordinal) -> Result<CUstream, CUresult> {
         if let Some((_, stream)) = self.objects.helpers.iter().find(|(of, _)| *of == device) {
             return Ok(*stream);

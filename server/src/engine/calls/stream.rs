@@ -1,4 +1,4 @@
-//! Streams and marks.
+//! Streams and completion markers.
 
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::is_sticky;
@@ -13,26 +13,26 @@ use mpsshim_proto::message::{Mark, Object, StreamCreate};
 use mpsshim_proto::segment::{ARRIVED, RETURNED};
 use std::time::Instant;
 
-/// Priorities the driver has at most; a client cannot make the server keep streams of endless kinds.
+/// Range of the driver's priorities; bounded, because the server keeps streams of each priority for reuse.
 const PRIORITIES: std::ops::RangeInclusive<i32> = -16..=0;
 
-/// The number that the value of an attribute begins with.
+/// The first word of an attribute's value.
 pub fn first_word(value: &[u8]) -> i32 {
     value.first_chunk().copied().map_or(0, i32::from_ne_bytes)
 }
 
-/// Puts another number there.
+/// Sets the first word of an attribute's value.
 pub fn set_first_word(value: &mut [u8], word: i32) {
     value[..4].copy_from_slice(&word.to_ne_bytes());
 }
 
-/// A priority that there is.
+/// The nearest priority in the driver's range.
 fn clamped(priority: i32) -> i32 {
     priority.clamp(*PRIORITIES.start(), *PRIORITIES.end())
 }
 
 impl Session {
-    /// The driver's priority of a stream that is to have this one.
+    /// The driver's priority of a stream for which the client requests this priority.
     pub fn raw_priority_of(&self, priority: i32) -> i32 {
         self.raw_priority(clamped(priority))
     }
@@ -80,7 +80,7 @@ impl Session {
         Ok(self.begin_progress(&shared.images, index)?)
     }
 
-    /// `cuStreamDestroy`: what is queued still runs.
+    /// `cuStreamDestroy`: queued work still runs.
     pub fn stream_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
         let index = self.objects.streams.index(body.object)?;
         self.abandon_captures(shared, Some(body.object));
@@ -93,7 +93,7 @@ impl Session {
         let told = shared.gpu.devices[stream.device]
             .make_current(&shared.gpu.driver)
             .and_then(|()| stream.checkpoint(&shared.gpu));
-        // Whatever the driver said, the stream is not forgotten.
+        // The stream is kept, even if the driver reported an error.
         self.shared.description.set_retired(true);
         stream.progress = None;
         self.objects.retired.push(stream);
@@ -101,15 +101,15 @@ impl Session {
         Ok(told?)
     }
 
-    /// Gives streams back that the client has destroyed and that have no work any more.
+    /// Releases streams that the client has destroyed and that have no work left.
     pub fn reap_streams(&mut self, shared: &Shared) {
         if self.objects.retired.is_empty() {
             return;
         }
         let mut at = 0;
         while at < self.objects.retired.len() {
-            // The driver's word, not a flag that the client can write: the next session to get the stream must not wait
-            // behind this one's work.
+            // Asks the driver, because the client can write the flags: the next session to get the stream must not wait
+            // behind this session's work.
             let stream = &mut self.objects.retired[at];
             let _ = shared.gpu.devices[stream.device].make_current(&shared.gpu.driver);
             if !stream.capturing
@@ -126,7 +126,7 @@ impl Session {
         }
     }
 
-    /// Writes a client's flag when its stream gets here.
+    /// Writes a client's flag when its stream reaches this point.
     pub fn mark(&mut self, shared: &Shared, body: Mark) -> Result<(), CallError> {
         self.shared.segment.check_slot(body.slot)?;
         let (index, stream) = match self.prepare(&shared.gpu, body.stream) {
@@ -148,8 +148,8 @@ impl Session {
         Ok(())
     }
 
-    /// `cuLaunchHostFunc`, `cuStreamAddCallback`: tells the client when the stream is here, and holds back what
-    /// follows until the function has returned.
+    /// `cuLaunchHostFunc`, `cuStreamAddCallback`: notifies the client when the stream reaches this point, and holds the
+    /// stream until the function has returned.
     pub fn host_function(&mut self, shared: &Shared, body: HostFunction) -> Result<(), CallError> {
         self.shared.segment.check_slot(body.slot)?;
         let mark = Mark {
@@ -201,7 +201,7 @@ impl Session {
         Ok(())
     }
 
-    /// `cuStreamWaitValue`, `cuStreamWriteValue`, `cuStreamBatchMemOp`, one operation.
+    /// One operation of `cuStreamWaitValue`, `cuStreamWriteValue`, `cuStreamBatchMemOp`.
     pub fn mem_op(&mut self, shared: &Shared, body: MemOp) -> Result<(), CallError> {
         let wide = match body.operation {
             CU_STREAM_MEM_OP_WAIT_VALUE_64 | CU_STREAM_MEM_OP_WRITE_VALUE_64 => true,
@@ -236,7 +236,7 @@ impl Session {
         }
         let (index, stream) = self.prepare(&shared.gpu, body.stream)?;
         if self.objects.streams.at(index)?.capturing {
-            // A node of the graph; one that waits makes the GPU wait.
+            // Becomes a node of the graph; a wait then blocks on the GPU, not in the server.
             let device = self.objects.streams.at(index)?.device;
             let awaited = &mut self.objects.graphs.awaited;
             awaited.note(device, body.operation, body.address, body.value, body.flags)?;
@@ -269,7 +269,7 @@ impl Session {
         self.submitted(&shared.gpu, index, 1)
     }
 
-    /// Holds a stream back until a word of the client's has a value.
+    /// Holds a stream until a word of the client's memory has a value.
     fn wait_value(
         &mut self,
         shared: &Shared,
@@ -306,10 +306,10 @@ impl Session {
         self.submitted(&shared.gpu, index, 1)
     }
 
-    /// A mark that cannot be queued must not leave its waiter waiting: the server writes the flag itself after it
-    /// has noted the error, which the waiter finds when it looks. If the context is lost, the session has ended before, so that
-    /// no call of the client succeeds behind the one that returns the error; if the session goes on in the next server, that
-    /// one executes the mark.
+    /// Handles a completion marker that cannot be queued, so that its waiter does not wait forever: the server notes
+    /// the error, which the waiter then finds, and writes the flag itself. If the context is lost, the session has
+    /// ended before that, so that no call of the client succeeds after the call that returns the error. If the session
+    /// continues in the next server, that server executes the marker.
     pub fn mark_failed(
         &mut self,
         gpu: &Gpu,
@@ -318,7 +318,7 @@ impl Session {
     ) -> Result<(), CallError> {
         if let CallError::Status(status) = &error {
             if is_sticky(*status) {
-                // Refused: the mark is not in flight.
+                // The driver refused the marker, so it is not in flight.
                 self.take_back_begun();
             }
             gpu.note_status(*status);

@@ -1,4 +1,4 @@
-//! Tensor maps. The driver makes them on the host, but only with a context.
+//! Tensor maps. The driver encodes them on the host, but needs a context.
 
 use super::Reply;
 use crate::engine::base::call_error::CallError;
@@ -10,13 +10,13 @@ use mpsshim_proto::message::array::{
 };
 use zerocopy::IntoBytes;
 
-/// As the driver wants it aligned.
+/// A tensor map, aligned as the driver requires.
 #[repr(align(128))]
 struct Aligned([u64; 16]);
 
 impl Session {
-    /// `cuTensorMapEncodeTiled`, `…Im2col`, `…Im2colWide`, `cuTensorMapReplaceAddress`. The address is a number here:
-    /// what a kernel reads through a map it could read without.
+    /// `cuTensorMapEncodeTiled`, `…Im2col`, `…Im2colWide`, `cuTensorMapReplaceAddress`. Addresses are not checked: a
+    /// kernel could read the same memory without a map.
     pub fn tensor_map(&mut self, shared: &Shared, body: TensorMap) -> Reply {
         let call = Call::from_u32(body.call)
             .ok_or_else(|| CallError::Violation(format!("tensor map call {}", body.call)))?;

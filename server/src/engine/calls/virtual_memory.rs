@@ -1,4 +1,4 @@
-//! Reservations, physical memory, mappings.
+//! Reservations of addresses, physical memory, mappings.
 
 use super::Reply;
 use crate::engine::base::account::Memory;
@@ -23,13 +23,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// How long an unmapping holds a slow-lane thread while the session's work comes to its end; then it tries again.
+/// How long an unmapping blocks a slow-lane thread until the session's work completes; then it is retried.
 const SETTLING: Duration = Duration::from_millis(2);
 /// Major number of the NVIDIA driver's device files.
 const NVIDIA_MAJOR: u32 = 195;
 
 impl Session {
-    /// A location with the driver's ordinal. Host memory of the driver's own would be out of the client's reach.
+    /// Translates a location to the driver's ordinal. Host memory allocated by the driver is refused, because the
+    /// client could not reach it.
     pub fn location(&self, shared: &Shared, location: Location) -> Result<CUmemLocation, CUresult> {
         match location.kind {
             CU_MEM_LOCATION_TYPE_DEVICE => Ok(CUmemLocation {
@@ -105,7 +106,7 @@ impl Session {
             session.account.take(memory, body.len)
         })?;
         let mut raw = CUmemGenericAllocationHandle::NULL;
-        // So that the keeper can hold it.
+        // So that the keeper can hold a descriptor of the memory.
         let properties = CUmemAllocationProp {
             requested_handle_types: properties.requested_handle_types
                 | CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -157,8 +158,8 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// `cuMemUnmap`, once the session has no work in flight: what still touched the mapping would fault, and end
-    /// every client's context with it.
+    /// `cuMemUnmap`, once the session has no work in flight: an access to the mapping afterwards would fault, and end
+    /// every client's context.
     pub fn unmap_memory(&mut self, shared: &Shared, body: Range) -> Reply {
         let began = Instant::now();
         while self.has_work_in_flight(&shared.gpu) {
@@ -181,7 +182,7 @@ impl Session {
         Ok(Vec::new())
     }
 
-    /// The accesses behind a message's body.
+    /// The access descriptors that follow a message's body.
     pub fn accesses_behind<T>(
         &self,
         shared: &Shared,
@@ -231,17 +232,17 @@ impl Session {
         Ok(super::value(flags))
     }
 
-    /// `cuMemExportToShareableHandle`: the driver's own descriptor, so that others than our clients can use it too.
+    /// `cuMemExportToShareableHandle`: the driver's own descriptor, so that programs without the shim can use it too.
     pub fn physical_export(&mut self, shared: &Shared, call: Call<'_, PhysicalExport>) -> Reply {
         let Call { body, message } = call;
         let Ok(allocation) = self.objects.virtual_memory.allocations.get(body.handle) else {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         };
-        // As the driver says of memory for which no handles were asked.
+        // The driver's status for memory created without handle types.
         if !allocation.is_exportable() {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
-        // Other kinds of handles are no descriptors, and the driver would write more than one.
+        // Handles of other kinds are not descriptors, and the driver would write more bytes than a descriptor has.
         if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
@@ -265,15 +266,15 @@ impl Session {
     /// Sends a descriptor that belongs to an answer, before the answer.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` when the client takes none.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` if the client does not accept it.
     pub fn send_descriptor(&self, token: u64, fd: &OwnedFd, len: u64) -> Result<(), CUresult> {
         let note = DescriptorNote { token, len };
         shm::send_packet(self.shared.socket(), note.as_bytes(), &[fd.as_fd()])
             .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
     }
 
-    /// `cuMemImportFromShareableHandle`. What the client sends may be anything; the driver sees it only if it can
-    /// be the driver's.
+    /// `cuMemImportFromShareableHandle`. The client may send any descriptor; it is passed to the driver only if the
+    /// driver may have exported it.
     pub fn physical_import(&mut self, shared: &Shared, call: Call<'_, Object>) -> Reply {
         let Call { body, message } = call;
         self.lasting.shares = true;
@@ -294,7 +295,7 @@ impl Session {
         })
     }
 
-    /// Adds a handle that the driver gave of memory that exists, and says what memory it is.
+    /// Adds a driver's handle of existing memory. Returns the memory's properties for the client.
     fn add_found(
         &mut self,
         shared: &Shared,
@@ -328,7 +329,7 @@ impl Session {
         match added {
             Ok(location) => {
                 let mut properties = Properties::of(&found, location);
-                // The server asks for handles of all memory.
+                // Hidden from the client: the server requests exportable handles for all memory.
                 let known = self.objects.virtual_memory.allocations.get(handle);
                 if known.is_ok_and(|allocation| !allocation.is_exportable()) {
                     properties.handle_types = 0;
@@ -342,7 +343,7 @@ impl Session {
         }
     }
 
-    /// `cuMemRetainAllocationHandle` where the client has no handle any more.
+    /// `cuMemRetainAllocationHandle` if the client has no handle of the memory any more.
     pub fn physical_retain(&mut self, shared: &Shared, body: PhysicalRetain) -> Reply {
         self.lasting.shares = true;
         let physical = self
@@ -361,8 +362,8 @@ impl Session {
     }
 }
 
-/// Whether a descriptor can be one that a driver exports: a device file of NVIDIA's, or a file in memory (softgpu's).
-/// The driver gets no other: a file of the client's own file system could keep the calling thread for ever.
+/// Whether a descriptor may have been exported by a driver: an NVIDIA device file, or a memory file (softgpu). No other
+/// is passed to the driver: a file of the client's own file system could block the calling thread forever.
 pub fn may_be_exported_memory(fd: &OwnedFd) -> bool {
     Looked::at(fd).is_some_and(|found| match found.kind {
         libc::S_IFCHR => found.device_major == NVIDIA_MAJOR,

@@ -82,7 +82,8 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Of a driver, its devices and the reserved addresses of pinned memory; the first device has a context.
+    /// State for a driver, its devices and the reserved addresses of pinned memory; the first device must have a
+    /// context.
     ///
     /// # Errors
     /// Driver errors.

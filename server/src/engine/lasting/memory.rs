@@ -14,14 +14,14 @@ use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// The record of device or pinned memory, behind its address.
+/// State of a record of device or pinned memory; the key is the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Bytes.
     pub len: u64,
-    /// Server's ordinal of the device.
+    /// The server's ordinal of the device.
     pub device: u32,
-    /// It counts as device memory: managed memory.
+    /// Whether it is managed memory, which is charged as device memory.
     pub managed: bool,
 }
 
@@ -72,7 +72,7 @@ impl Lasting for Host {
 }
 
 impl Session {
-    /// Memory was given to it.
+    /// Passes new device memory to the keeper and describes it. Binds the session if the keeper does not hold it.
     pub fn describe_memory(&mut self, images: &ImageStore, grant: &Grant) {
         if !self.lasting.kept {
             return;
@@ -89,7 +89,7 @@ impl Session {
         self.describe::<Memory>(grant.start, &place);
     }
 
-    /// Pinned memory was given to it.
+    /// Passes new pinned memory to the keeper and describes it. Binds the session if the keeper does not hold it.
     pub fn describe_host(&mut self, images: &ImageStore, start: u64, place: Place) {
         if !self.lasting.kept {
             return;
@@ -103,7 +103,7 @@ impl Session {
         self.describe::<Host>(start, &place);
     }
 
-    /// Pinned memory was taken from it.
+    /// Invalidates the record of freed pinned memory, and makes the keeper drop it.
     pub fn describe_host_end(&mut self, images: &ImageStore, start: u64) {
         self.describe_gone::<Host>(start);
         images

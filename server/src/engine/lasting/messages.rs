@@ -1,4 +1,4 @@
-//! Objects that a message makes, changes or ends, by the column *change* of the operations' table.
+//! Objects that messages create, change or destroy, according to the column *change* of the operations' table.
 
 use super::{Lasting, Lost, Making};
 use crate::engine::base::bounds;
@@ -15,28 +15,28 @@ use mpsshim_proto::ops::Change;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Bytes of an image from which on an analysis takes longer than describing its result.
+/// Bytes of an image from which on analyzing it takes longer than describing the result.
 const LONG: usize = 32 << 10;
 
 /// The first record of a description.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Client {
-    /// Who it is.
+    /// Identity of the client.
     pub info: ClientInfo,
-    /// The terms that it came with.
+    /// Its terms when it connected.
     pub terms: Terms,
     /// Its share of dispatch in relation to others.
     pub weight: u32,
-    /// Bytes of device memory that the daemon lets it have, by ordinal.
+    /// Limits of device memory set by the daemon, in bytes, by ordinal.
     pub memory: BTreeMap<usize, u64>,
 }
 
-/// What an image leaves behind.
+/// State that an image leaves behind when its kernels run.
 pub struct Leaves;
 
 impl Lasting for Leaves {
     const KIND: Kind = Kind::Leaves;
-    /// The image's SHA-256, and what was found.
+    /// The image's SHA-256, and the result of the analysis.
     type State = ([u8; 32], cubin::Leaves);
 
     fn make(
@@ -46,7 +46,7 @@ impl Lasting for Leaves {
         making: &mut Making<'_>,
     ) -> Result<(), Lost> {
         making.shared.images.note_leaves(&hash, leaves);
-        // The record is written again with the image's first function.
+        // The record is written again when the image's first function is looked up.
         Ok(())
     }
 }
@@ -62,7 +62,7 @@ impl Lasting for Client {
 }
 
 impl Session {
-    /// Has the keeper hold what the session has, and writes down whose session it is.
+    /// Passes the session's descriptors to the keeper, and writes the record of the client.
     pub fn begin_description(&mut self, images: &ImageStore) {
         let client = Client {
             info: self.shared.info.clone(),
@@ -75,7 +75,7 @@ impl Session {
         self.note_bonds(images);
     }
 
-    /// A message was executed that changes what the session is.
+    /// Describes an executed message that changes the session's state.
     pub fn note_change(&mut self, images: &ImageStore, message: Incoming<'_>) {
         let op = message.op;
         if !self.lasting.kept {
@@ -110,7 +110,7 @@ impl Session {
         self.note_bonds(images);
     }
 
-    /// Looks whether an image of which a function is used binds the session.
+    /// Checks whether an image binds the session, after one of its functions was looked up.
     fn appraise_image(&mut self, images: &ImageStore, handle: u64) {
         let Ok(image) = self.image(handle) else {
             return;

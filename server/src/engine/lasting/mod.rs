@@ -1,8 +1,8 @@
-//! State that outlives its server: what a session has, as records in its description, and how the next server makes it again
-//! (docs/design/0017-portable-sessions.md).
+//! State that outlives its server: the records in a session's description, from which the next server restores the
+//! session (docs/design/0017-portable-sessions.md).
 //!
-//! Each kind of record ([`crate::engine::base::kinds`]) has a type that implements [`Lasting`], beside the objects that it is
-//! of.
+//! Each kind of record ([`crate::engine::base::kinds`]) has a type that implements [`Lasting`], next to the objects
+//! that it describes.
 
 pub mod memory;
 pub mod messages;
@@ -20,23 +20,23 @@ use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
-/// Why a session could not be made again.
+/// Why a session could not be restored.
 pub type Lost = String;
 
-/// Descriptors that the keeper holds and no session has claimed yet.
+/// Descriptors held by the keeper that no session has claimed yet.
 pub type Left = BTreeMap<Name, OwnedFd>;
 
 /// One kind of state.
 pub trait Lasting {
-    /// Its records.
+    /// The kind of its records.
     const KIND: Kind;
-    /// Plain data. It comes from another process: everything in it is checked as a client's message is.
+    /// Plain data. It comes from another process: everything in it is checked like a client's message.
     type State: Serialize + DeserializeOwned;
 
-    /// Makes the state of a record again.
+    /// Restores the state of a record.
     ///
     /// # Errors
-    /// Why it cannot be made.
+    /// The reason why it cannot be restored.
     fn make(
         record: &Record,
         state: Self::State,
@@ -45,45 +45,45 @@ pub trait Lasting {
     ) -> Result<(), Lost>;
 }
 
-/// What the making of one record may use.
+/// Context in which a record is restored.
 pub struct Making<'a> {
-    /// What the threads share.
+    /// State shared by all threads.
     pub shared: &'a Shared,
     left: &'a mut Left,
-    /// Names of descriptors that were taken from the keeper.
+    /// Names of descriptors taken from the keeper.
     taken: Vec<Name>,
 }
 
 impl Making<'_> {
-    /// A descriptor of the keeper's. If its object cannot be made, the keeper forgets it.
+    /// Takes a descriptor from the keeper. The keeper drops it if its object cannot be made.
     ///
     /// # Errors
-    /// It was not kept.
+    /// If the keeper does not hold it.
     pub fn take(&mut self, name: Name) -> Result<OwnedFd, Lost> {
         self.taken.push(name);
         let found = self.left.remove(&name);
         found.ok_or_else(|| "its memory was not kept".to_owned())
     }
 
-    /// The descriptor that the keeper has by the key of a record.
+    /// Takes the descriptor that the keeper holds under the key of a record.
     ///
     /// # Errors
-    /// It was not kept.
+    /// If the keeper does not hold it.
     pub fn take_of(&mut self, kind: keeper::Kind, record: &Record) -> Result<OwnedFd, Lost> {
         self.take(Name::numbered(kind, record.key))
     }
 }
 
-/// The failure of a driver call while an object was made.
+/// Describes a driver call that failed while a record was restored.
 pub fn failed(what: &str, record: &Record) -> impl Fn(CUresult) -> Lost {
     let what = format!("{what} at {:#x}", record.key);
     move |status| format!("{what}: {status}")
 }
 
-/// Makes the state of a record again, which is of `K`'s kind.
+/// Restores the state of a record of `K`'s kind.
 ///
 /// # Errors
-/// Why it cannot be made; descriptors that were taken from the keeper are given up.
+/// The reason why it cannot be restored; the keeper then drops the descriptors taken from it.
 pub fn make<K: Lasting>(
     record: &Record,
     session: &mut Session,
@@ -106,14 +106,14 @@ pub fn make<K: Lasting>(
 }
 
 impl Session {
-    /// Describes state of a kind: the next server makes it again.
+    /// Appends a record of state that the next server restores.
     pub fn describe<K: Lasting>(&mut self, key: u64, state: &K::State) {
         if self.lasting.kept {
             self.write_down(Record::of(K::KIND, 0, key, state));
         }
     }
 
-    /// State of a kind is gone, with what depends on it.
+    /// Invalidates the record of destroyed state, and the records that depend on it.
     pub fn describe_gone<K: Lasting>(&mut self, key: u64) {
         if self.lasting.kept {
             self.write_down(Record::ending(Kind::Gone, K::KIND as u16, key));

@@ -36,7 +36,7 @@ impl Lasting for Reservation {
     }
 }
 
-/// Physical memory, which the keeper has.
+/// Physical memory; the keeper holds its descriptor.
 pub struct Physical;
 
 impl Lasting for Physical {
@@ -129,12 +129,12 @@ impl Lasting for Access {
 }
 
 impl Session {
-    /// Addresses were reserved.
+    /// Describes a new reservation of addresses.
     pub fn describe_reservation(&mut self, (start, len): (u64, u64), taken: (u64, u64)) {
         self.describe::<Reservation>(start, &(len, taken));
     }
 
-    /// Physical memory was made.
+    /// Passes new physical memory to the keeper and describes it. Binds the session if the keeper does not hold it.
     pub fn describe_physical(
         &mut self,
         images: &ImageStore,
@@ -155,13 +155,13 @@ impl Session {
         self.describe::<Physical>(key, &(len, device, exportable));
     }
 
-    /// Nothing is left of it.
+    /// Invalidates the record of freed physical memory, and makes the keeper drop it.
     pub fn describe_physical_end(&mut self, images: &ImageStore, key: u64) {
         self.describe_gone::<Physical>(key);
         images.gpu.keeping.forget(self.name_of_physical(key));
     }
 
-    /// What the keeper calls physical memory of the session's.
+    /// Name of the session's physical memory in the keeper.
     pub fn name_of_physical(&self, key: u64) -> Name {
         let mut name = Name::numbered(keeper::Kind::Physical, key);
         let session = self.shared.info.session.to_le_bytes();
@@ -169,7 +169,7 @@ impl Session {
         name
     }
 
-    /// Memory was mapped.
+    /// Describes a new mapping.
     pub fn describe_mapping(&mut self, body: &MapMemory) {
         if let Some(key) = self.objects.virtual_memory.key_of(body.handle) {
             let what = (body.len, body.offset, body.flags, key);
@@ -177,7 +177,7 @@ impl Session {
         }
     }
 
-    /// Devices may use mappings, or may not.
+    /// Describes which devices may access mappings from now on.
     pub fn describe_access(&mut self, start: u64, len: u64, accesses: &[CUmemAccessDesc]) {
         let each = accesses
             .iter()

@@ -1,4 +1,4 @@
-//! What binds a session to its present context: to each place where it could go on, and until when.
+//! Bonds: the reasons why a session cannot leave its present context, for each destination, and how long they last.
 
 use crate::engine::images::ImageStore;
 use crate::engine::session::Session;
@@ -9,24 +9,25 @@ use crate::engine::session::objects::Objects;
 use mpsshim_api::cuda::CU_EVENT_DISABLE_TIMING;
 use mpsshim_model::bonds::Bonds;
 
-/// Where a session goes on.
+/// Destination at which a session continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
-    /// In another process, which makes everything from the session's description.
+    /// Another process, which restores everything from the session's description.
     NextServer,
-    /// In another context of this process ([`crate::engine::base::side`]), where memory has the same addresses, and streams,
-    /// events and images are made again from the live ones.
+    /// Another context of this process ([`crate::engine::base::side`]): memory keeps its addresses; streams, events and
+    /// images are made again from the live ones.
     Annex,
 }
 
-/// Bonds to the next server that last until the session has been saved at rest.
+/// Bonds that keep a session from the next server until it has been saved at rest.
 pub const UNTIL_SAVED: Bonds =
     Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::CHANGED_GRAPHS.0 | Bonds::TIMES.0);
 
-/// Bonds to the next server that end when the session is brought to rest: the above, and text that is told by then.
+/// Bonds that keep a session from the next server until it is at rest: [`UNTIL_SAVED`], and printed text, which has
+/// been collected by then.
 pub const UNTIL_AT_REST: Bonds = Bonds(UNTIL_SAVED.0 | Bonds::PRINTS.0);
 
-/// Most streams and events that are made again in an annex, which delays the sessions that work there.
+/// Most streams and events of a session that moves to an annex: making them again delays the sessions that work there.
 const MOST_STREAMS: usize = 64;
 const MOST_EVENTS: usize = 1024;
 
@@ -35,7 +36,7 @@ fn when(bond: Bonds, condition: bool) -> Bonds {
 }
 
 impl Session {
-    /// What binds the session to its context.
+    /// All bonds that keep the session from a destination.
     pub fn bonds(&self, images: &ImageStore, to: Destination) -> Bonds {
         let parts = [
             self.objects.bonds(images, to),
@@ -50,8 +51,8 @@ impl Session {
 }
 
 impl Objects {
-    /// What of its objects binds the session. All fields are named, so that a new kind of object says where it can be made
-    /// again.
+    /// Bonds of the session's objects. The pattern names all fields, so that a new kind of object has to state where it
+    /// can be made again.
     fn bonds(&self, store: &ImageStore, to: Destination) -> Bonds {
         use Destination::{Annex, NextServer};
         let Objects {
@@ -135,7 +136,7 @@ impl Objects {
 }
 
 impl Lasting {
-    /// What is missing in the description. An annex needs none.
+    /// Bonds of state that is missing in the description. An annex does not read the description.
     fn bonds(&self, images: &ImageStore, to: Destination) -> Bonds {
         if to == Destination::Annex {
             return Bonds::default();
@@ -152,7 +153,7 @@ impl Lasting {
 }
 
 impl Flow {
-    /// Turns that the session has.
+    /// Bonds of turns that the session holds.
     fn bonds(&self, to: Destination) -> Bonds {
         let has_turn = to == Destination::Annex && self.has_graph_turn;
         when(Bonds::PRINTS, self.printed.holds).with(Bonds::GRAPHS, has_turn)
@@ -160,7 +161,8 @@ impl Flow {
 }
 
 impl Inbox {
-    /// Deferred messages are executed before a session comes to rest; an annex takes none over.
+    /// Bond of deferred messages: they are executed before a session comes to rest, but an annex does not take them
+    /// over.
     fn bonds(&self, to: Destination) -> Bonds {
         when(Bonds::MANY, to == Destination::Annex && self.held.any())
     }

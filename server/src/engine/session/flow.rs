@@ -1,4 +1,4 @@
-//! How a session gets on: its thread, its turns, and the moments that it needs.
+//! Progress of a session: its thread, its turns, and the quiescent points that it needs.
 
 use crate::engine::base::moment::{Moment, Want};
 use crate::engine::base::printing::Printed;
@@ -15,52 +15,53 @@ use std::time::Instant;
 /// Progress of a session.
 #[derive(Debug)]
 pub struct Flow {
-    /// Dispatch thread it belongs to.
+    /// Index of its dispatch thread.
     pub home: usize,
     /// Messages that dispatch threads have executed.
     pub dispatched: u64,
-    /// Since when it has sent nothing.
+    /// How long it has been idle.
     pub quiet: Quiet,
-    /// What else is counted.
+    /// Activity counters, for monitoring.
     pub counts: Counts,
     /// Why the server ended the session, if it did.
     pub fault: Option<String>,
-    /// Room for the launches of the next run.
+    /// Buffer for the launches of the next launch batch.
     pub planned: Vec<Planned>,
-    /// Its marks that the server asks about.
+    /// Statistics of its completion markers.
     pub marks: Marks,
-    /// What its kernels printed.
+    /// Text that its kernels printed, and whether it has the turn to print.
     pub printed: Printed,
-    /// It has the turn of graphs that allocate memory, or goes on beside who has it.
+    /// It has the turn of graphs that allocate memory, or continues beside the session that has it.
     pub has_graph_turn: bool,
-    /// Since when a message waits for such memory.
+    /// Since when a message has been waiting for memory that the client has freed.
     pub short_since: Option<Instant>,
-    /// When a kernel that takes long was last seen in flight.
+    /// When a long-running kernel of the session was last seen in flight.
     pub had_kernel: Option<Instant>,
-    /// It was to go to another side, and could not.
+    /// It stays on its side, because it could not be moved to another one.
     pub stays: bool,
-    /// The moment in which it makes its call, while nobody else submits anything.
+    /// The quiescent point at which it makes its call; other sessions submit nothing meanwhile.
     pub moment: Option<Arc<Moment>>,
-    /// Its images are still those of this side; they are loaded again in its next moment.
+    /// The side whose images it still uses after a move; they are loaded again at its next quiescent point.
     pub images_of: Option<Side>,
     /// It has unloaded an image whose kernels may have run.
     pub left_images: bool,
-    /// What others have of the image that its next message loads.
+    /// Loaded instance of the image that its next message loads, reserved for it.
     pub offered: Option<Arc<Instance>>,
-    /// Bytes of images that it has sent.
+    /// Bytes of the images sent by the client that are still in use.
     pub sent: Sent,
-    /// The image that it waits to load.
+    /// Image that was received ahead of its load.
     pub prepared: Option<Prepared>,
-    /// Something that was held back has to be done in such a moment.
+    /// A deferred message needs a quiescent point.
     pub wants_moment: bool,
-    /// What its next launch needs before it can be made.
+    /// Prerequisite of its next launch.
     pub wants: Option<Want>,
-    /// The driver's priorities of its streams tell it from clients of the other priority, and are not the client's own.
+    /// The driver's priorities of its streams rank the client against clients of the other priority, and are not the
+    /// priorities that the client chose.
     pub classed: bool,
 }
 
 impl Flow {
-    /// Of a session that has sent nothing; `home` is its dispatch thread.
+    /// A session that has sent nothing yet; `home` is the index of its dispatch thread.
     pub fn new(home: usize) -> Flow {
         Flow {
             home,

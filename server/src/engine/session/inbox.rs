@@ -1,4 +1,4 @@
-//! The messages of a session: the ring, and those that are deferred.
+//! Messages of a session: the ring and the deferred messages.
 
 use crate::engine::objects::held::Held;
 use mpsshim_proto::ring::Consumer;
@@ -7,9 +7,9 @@ use mpsshim_proto::segment::RingMemory;
 /// Messages of a session.
 #[derive(Debug)]
 pub struct Inbox {
-    /// Our end of the ring.
+    /// The server's end of the ring.
     pub consumer: Consumer<RingMemory>,
-    /// What waits for the client, and the messages behind it.
+    /// Streams that are held, and the messages deferred behind them.
     pub held: Held,
 }
 

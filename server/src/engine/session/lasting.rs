@@ -1,4 +1,4 @@
-//! How much of a session is described, so that another server can make it again.
+//! State of a session's description: how much of the session another server can restore.
 
 use crate::engine::objects::snapshot::Saved;
 use crate::engine::objects::times::Times;
@@ -7,32 +7,34 @@ use std::collections::{BTreeMap, HashSet};
 /// State of a session's description.
 #[derive(Debug)]
 pub struct Lasting {
-    /// The keeper has what every session has.
+    /// The keeper holds the descriptors that every session has.
     pub kept: bool,
-    /// Some memory or image of it, the keeper has not.
+    /// The keeper does not hold some memory or image of the session.
     pub unkept_memory: bool,
-    /// Its description has had no room for something.
+    /// Some state did not fit into the description.
     pub undescribed: bool,
-    /// It has used an image that cannot be loaded elsewhere unnoticed, whatever its variables hold.
+    /// It has used an image whose kernels may store addresses. Such an image cannot be loaded elsewhere, even with the
+    /// contents of its variables.
     pub binding_images: bool,
     /// It has had more streams than its description has room for.
     pub far_streams: bool,
-    /// What its description has of the times of its events.
+    /// Saved state of its event times.
     pub times: Times,
-    /// What its description has of its variables.
+    /// Whether its description covers its variables.
     pub saved: Saved,
-    /// Images of which the description says what they leave behind.
+    /// Images for which the description contains the result of the analysis (`cubin::Leaves`).
     pub appraised: HashSet<u64>,
-    /// First address and end of the variables that the client knows.
+    /// Address range from the first to the last variable that the client knows.
     pub variables_span: (u64, u64),
-    /// Variables that are elsewhere than the client knows: length, and where, by the address that it knows.
+    /// Variables that have moved since the client learned their address: length and present address, by the known
+    /// address.
     pub moved: BTreeMap<u64, (u64, u64)>,
-    /// It has had memory or events in common with other processes.
+    /// It has shared memory or events with other processes.
     pub shares: bool,
 }
 
 impl Lasting {
-    /// Nothing is described yet.
+    /// State of a session of which nothing is described yet.
     pub fn new() -> Lasting {
         Lasting {
             kept: false,

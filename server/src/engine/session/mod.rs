@@ -1,4 +1,4 @@
-//! One client as the server sees it.
+//! A client's session on the server.
 
 pub mod bonds;
 pub mod flow;
@@ -36,26 +36,27 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
-/// What more than one thread needs of a session.
+/// State of a session that several threads use.
 #[derive(Debug)]
 pub struct SessionShared {
-    /// Who it is.
+    /// Identity of the client.
     pub info: ClientInfo,
     /// The segment.
     pub segment: Segment,
-    /// Rung by the client after it posted while the dispatch thread slept.
+    /// Doorbell that the client rings when it has written a message while the dispatch thread sleeps.
     pub bell: Doorbell,
     /// The client's connection.
     pub socket: Stranger,
-    /// Its other end is closed, or it is to be ended.
+    /// The client has closed the connection, or the session is to be ended.
     pub hung_up: AtomicBool,
-    /// The operator ended it.
+    /// An operator has terminated the session.
     pub terminated: AtomicBool,
     /// It has work in flight, or may have: see [`Session::may_work`].
     pub at_work: AtomicBool,
-    /// How long something of that has taken already, as was last seen, and is likely to take from now on, in milliseconds.
+    /// How long its work has been in flight, and is likely to continue, when last published; milliseconds.
     pub works_for: (AtomicU32, AtomicU32),
-    /// While its thread is away: the last flags of what was in flight when it went.
+    /// While the session's thread is away ([`Session::go_away`]): the last point of each stream that had work in
+    /// flight.
     pub left: Mutex<Option<Vec<Point>>>,
     /// Number of its [`Side`].
     pub side: AtomicU8,
@@ -69,22 +70,22 @@ pub struct SessionShared {
     pub held_files: Holder,
     /// Its share of dispatch in relation to others.
     pub standing: Standing,
-    /// What it does.
+    /// Activity counters, for monitoring.
     pub activity: Published,
     /// Its waits at the gate.
     pub waits: Waits,
-    /// What it has made, for a server that comes after this one.
+    /// Description of the session, for the next server.
     pub description: Arc<Description>,
-    /// The last attempt to bring all sessions to rest with which this one came to rest.
+    /// Number of the last attempt to bring all sessions to rest in which this session came to rest.
     pub rested: AtomicU64,
-    /// The last attempt with which its thread has tried to.
+    /// Number of the last such attempt in which its thread tried to bring it to rest.
     pub asked_to_rest: AtomicU64,
-    /// What it launched last.
+    /// Its latest launches, to find the cause of a fault.
     pub launched: Launched,
 }
 
 impl SessionShared {
-    /// A session that has nothing yet, with its doorbell and its client's connection.
+    /// A session without objects, with its doorbell and the client's connection.
     pub fn new(
         info: ClientInfo,
         segment: Segment,
@@ -118,7 +119,7 @@ impl SessionShared {
         }
     }
 
-    /// What the client has and may have.
+    /// Resources and limits of the client.
     pub fn usage(&self) -> Usage {
         let (launches, activity) = self.activity();
         Usage {
@@ -149,11 +150,11 @@ impl SessionShared {
     pub fn flag(&self, slot: u32) -> u32 {
         self.segment.flag(slot)
     }
-    /// Ends the session for the client: every further call of it returns `status`, sleepers wake.
+    /// Ends the session for the client: all its further calls return `status`, and its sleeping threads wake up.
     pub fn end(&self, status: CUresult) {
         segment::end(self.segment.registration.mapping(), status.0);
     }
-    /// After a context was lost: whether the session goes on in the next server. Waits until that is decided.
+    /// Whether the session continues in the next server after a context was lost. Waits for that decision.
     pub fn goes_on(&self, gpu: &Gpu) -> bool {
         gpu.health.await_decision();
         self.description.may_outlive()
@@ -168,11 +169,11 @@ impl SessionShared {
     }
 }
 
-/// Everything a client owns here. Belongs to one thread at a time: its dispatch thread, the slow lane while it
-/// executes a call that may block, the reaper in the end.
+/// Everything that a client owns on the server. Belongs to one thread at a time: its dispatch thread, the slow lane
+/// while that executes a call that may block, and finally the reaper.
 #[derive(Debug)]
 pub struct Session {
-    /// State that other threads see.
+    /// State shared with other threads.
     pub(in crate::engine) shared: Arc<SessionShared>,
     /// Bytes it holds.
     pub(in crate::engine) account: Account,
@@ -182,16 +183,16 @@ pub struct Session {
     pub(in crate::engine) inbox: Inbox,
     /// Its objects.
     pub(in crate::engine) objects: Objects,
-    /// How it gets on.
+    /// Its progress.
     pub(in crate::engine) flow: Flow,
-    /// How much of it is described.
+    /// State of its description.
     pub(in crate::engine) lasting: Lasting,
     /// Its part of the present trace.
     pub(in crate::engine) tracer: Option<Tracer>,
 }
 
 impl Session {
-    /// A session with nothing in it yet.
+    /// A session without objects, served by dispatch thread `home`.
     pub fn new(shared: Arc<SessionShared>, home: usize) -> Session {
         let side = shared.side();
         Session {
@@ -206,13 +207,13 @@ impl Session {
         }
     }
 
-    /// From now on the calling thread works for this session.
+    /// Makes the calling thread work for this session, on the session's side of the devices.
     #[inline]
     pub fn enter(&self) {
         side::enter(self.side);
     }
 
-    /// Answers an ask.
+    /// Answers a request, and wakes the client if it sleeps.
     pub fn answer(&self, status: Result<(), CUresult>, payload: &[u8]) {
         let header = self.shared.header();
         let payload = &payload[..payload.len().min(segment::ANSWER_LEN)];
@@ -234,7 +235,8 @@ impl Session {
         }
     }
 
-    /// Keeps the first error of a post for the client's next call that waits.
+    /// Reports the error of an asynchronous command to the client's next synchronizing call, unless an earlier error is
+    /// still pending.
     pub fn post_error(&self, status: CUresult) {
         let _ = self.shared.header().posted_error.compare_exchange(
             0,
@@ -249,7 +251,7 @@ impl Session {
     #[inline]
     pub fn check_device(&self, address: u64, len: u64) -> Result<(), CUresult> {
         if !mpsshim_proto::arena::is_device(address) {
-            // Pinned memory may be named where device memory is expected, but only one's own.
+            // Pinned memory may be named where device memory is expected, but only the session's own.
             if mpsshim_proto::arena::is_host(address) {
                 return self.check_reachable(address, len);
             }
@@ -326,8 +328,8 @@ impl Session {
             })
     }
 
-    /// Whether something may be written to `address`, which is known to be the session's: not where it has registered a
-    /// file for reading. A device that tried would lose the context of all.
+    /// Whether the session may write to `address`, which is known to be its own: not inside a file registered as
+    /// read-only. A device that wrote there would lose the context of all clients.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`.

@@ -1,4 +1,4 @@
-//! The objects that a client owns here.
+//! The objects that a client owns on the server.
 
 use crate::engine::base::account::Charge;
 use crate::engine::base::bounds;
@@ -37,43 +37,43 @@ pub struct Objects {
     pub retired: Vec<Stream>,
     /// Events by handle.
     pub events: Slots<Event>,
-    /// Modules and libraries by handle.
+    /// Modules by handle.
     pub images: Slots<Image>,
-    /// The same for libraries.
+    /// Libraries by handle.
     pub libraries: Slots<Image>,
-    /// Functions by handle, those that kernels of libraries became included.
+    /// Functions by handle, including those of library kernels.
     pub functions: Slots<Function>,
     /// Known globals by first address.
     pub globals: BTreeMap<u64, Global>,
     /// Linkers by handle.
     pub links: Slots<Link>,
-    /// The part of each device that it may use, by the server's ordinal; `None`: all of it.
+    /// The part of each device that the session may use, by the server's ordinal; `None`: the whole device.
     pub places: Vec<Option<Place>>,
-    /// The parts that contexts of its own have, by handle.
+    /// Parts of devices that are assigned to contexts of the client, by handle.
     pub places_of_contexts: HashMap<u64, Place>,
     /// Green contexts by handle.
     pub greens: Slots<GreenRef>,
-    /// Multiprocessors that the client was told of.
+    /// Multiprocessor resources that were reported to the client.
     pub resources: Resources,
     /// Device memory by first address.
     pub grants: BTreeMap<u64, Arc<Grant>>,
-    /// Device memory given back while work was in flight.
+    /// Device memory that the client freed while work was in flight.
     pub releasing: Vec<Arc<Grant>>,
-    /// What counts of other memory that was given back while work was in flight.
+    /// Charges for other memory freed while work was in flight.
     pub leaving: Vec<Charge>,
-    /// What it shares with other sessions, and they with it.
+    /// Memory that it shares with other sessions, and memory of theirs that it has opened.
     pub sharing: Sharing,
-    /// Devices whose memory other devices may use: the owner's and the user's ordinal.
+    /// Peer access: the ordinal of the device that owns the memory, and of the device that may use it.
     pub peers: BTreeSet<(Ordinal, Ordinal)>,
-    /// Streams for copies from and to memory of devices that its own streams are not of.
+    /// Internal streams for copies between host memory and a device other than the client's stream's, by device.
     pub helpers: Vec<(Ordinal, CUstream)>,
-    /// Memory files of the client's that are registered, by first address.
+    /// Registered memory files of the client, by first address.
     pub files: BTreeMap<u64, FileRegistration>,
     /// Pinned host memory by first address.
     pub host: BTreeMap<u64, HostBlock>,
-    /// Pinned host memory the client gave back, for its next request of the same size.
+    /// Pinned host memory that the client freed, reused for its next request of the same size.
     pub host_spare: Vec<HostBlock>,
-    /// What it reserved, allocated and mapped itself.
+    /// Reserved addresses, physical memory and mappings that the client manages itself.
     pub virtual_memory: VirtualMemory,
     /// Its memory pools.
     pub pools: Pools,
@@ -81,17 +81,17 @@ pub struct Objects {
     pub arrays: Slots<Array>,
     /// Mipmapped arrays by handle.
     pub mipmaps: Slots<Array>,
-    /// Arrays that the client destroyed and a reference may still name.
+    /// Arrays that the client destroyed but that a reference or a graph may still name.
     pub bound_arrays: Vec<Array>,
     /// Texture and surface objects.
     pub textures: TextureObjects,
     /// Texture references by handle.
     pub texture_references: Slots<Reference>,
-    /// The same for surface references.
+    /// Surface references by handle.
     pub surface_references: Slots<Reference>,
     /// Its graphs and captures.
     pub graphs: Graphs,
-    /// Limits of its contexts that it has raised.
+    /// Context limits that it has raised.
     pub raised_limits: RaisedLimits,
 }
 

@@ -1,4 +1,4 @@
-//! What a session writes down about itself while it works, so that it can be made again in another context
+//! Describes a session while it works, so that it can be restored in another context
 //! ([`crate::engine::scheduling::adopt`]): docs/design/0017-portable-sessions.md.
 
 use crate::engine::base::call::Incoming;
@@ -14,7 +14,8 @@ use mpsshim_proto::segment::reached;
 use std::os::fd::AsFd;
 
 impl SessionShared {
-    /// Has the keeper hold what every session has; whether it does.
+    /// Passes the descriptors that every session has to the keeper: description, segment, doorbell and connection.
+    /// Returns whether the keeper holds them all.
     pub fn keep(&self, keeping: &Keeping) -> bool {
         let id = self.info.session;
         let parts = [
@@ -27,7 +28,8 @@ impl SessionShared {
         parts.all(|(kind, fd)| keeping.keep(Name::numbered(kind, id), fd))
     }
 
-    /// Whether nothing of it is in flight, by what it has noted: the driver need not be asked, which has lost the context.
+    /// Whether nothing of the session is in flight, according to its description and flags. Does not ask the driver,
+    /// which has lost the context.
     pub fn is_at_rest(&self) -> bool {
         self.description
             .is_at_rest(|slot, value| reached(self.flag(slot), value))
@@ -37,28 +39,30 @@ impl SessionShared {
 impl Session {
     /// Appends a record to the description. If there is no room for it, the session is bound from then on.
     pub fn write_down(&mut self, record: Record) {
-        // A record that is missing once stays missing.
+        // The session is already bound by the first missing record, which is never added later.
         if !self.lasting.undescribed && !self.shared.description.append(&record) {
             self.lasting.undescribed = true;
         }
     }
 
-    /// The message at the ring's tail is executed, and must not be once more.
+    /// Notes that the message at the ring's tail has been executed, so that another server does not execute it again.
     #[inline]
     pub fn note_executed(&self, message: Incoming<'_>) {
         let behind = self.inbox.consumer.place().after(message.len());
         self.shared.description.set_described(behind.position());
     }
 
-    /// Whether kernels of an image may write variables that another server has to be told of. Where none comes, nobody looks.
+    /// Whether kernels of an image may write variables, which another server has to restore. Always `false` without a
+    /// keeper, because no other server can continue the session then.
     pub fn keeps_variables(&self, images: &ImageStore, handle: u64) -> bool {
         let image = self.image(handle);
         let looks = images.gpu.keeping.is_on();
         looks && image.is_ok_and(|image| images.leaves(image.content()).variables)
     }
 
-    /// Looks whether a kernel's parameters, so many bytes at `params`, name variables; whether they name one that is elsewhere
-    /// than the client knows, so that they have to be translated.
+    /// Looks for addresses of variables in the `len` bytes of kernel parameters at `params`, and notes the variables.
+    /// Returns whether one of them has moved since the client learned its address, so that the parameters must be
+    /// translated.
     #[inline]
     pub fn note_params(&self, params: *const u8, len: usize) -> bool {
         let (first, end) = self.lasting.variables_span;
@@ -67,7 +71,7 @@ impl Session {
         }
         let mut moved = false;
         for at in (0..len & !7).step_by(8) {
-            // SAFETY: the caller has seen to it that so many bytes can be read; the client may change them meanwhile.
+            // SAFETY: the caller has checked that `len` bytes can be read; the client may change them meanwhile.
             let word = unsafe { params.add(at).cast::<u64>().read_unaligned() };
             if word >= first && word < end {
                 let place = self.place_of(word);
@@ -83,7 +87,7 @@ impl Session {
         moved
     }
 
-    /// The client knows these variables.
+    /// Updates the address range of known variables after the client has learned or lost some.
     pub fn note_span(&mut self) {
         self.lasting.saved.note_known();
         let now = self.objects.globals.iter();
@@ -98,7 +102,8 @@ impl Session {
                 });
     }
 
-    /// Where memory is that the client names by an address: a variable is elsewhere than in the server before.
+    /// Translates an address that the client uses to the present one: a variable may have moved since the previous
+    /// server.
     #[inline]
     pub fn place_of(&self, address: u64) -> u64 {
         if self.lasting.moved.is_empty() {
@@ -111,22 +116,22 @@ impl Session {
         }
     }
 
-    /// What the client calls the memory at this place: the other way round.
+    /// Translates a present address back to the address that the client knows: the inverse of [`Session::place_of`].
     pub fn known_as(&self, place: u64) -> u64 {
         let mut moved = self.lasting.moved.iter();
         let here = moved.find(|(_, (len, now))| place.wrapping_sub(*now) < *len);
         here.map_or(place, |(known, (_, now))| known + (place - now))
     }
 
-    /// The driver has refused what was about to be submitted, for the context is lost: streams that were given nothing since
-    /// their last mark have nothing in flight.
+    /// Called when the driver has refused a submission because the context is lost: streams to which nothing was
+    /// submitted since their last completion marker have nothing in flight.
     pub fn take_back_begun(&mut self) {
         for stream in self.objects.streams.iter_mut() {
             stream.take_back_begun();
         }
     }
 
-    /// Notes what binds the session to its context now.
+    /// Publishes the session's present bonds in its description.
     pub fn note_bonds(&mut self, images: &ImageStore) {
         let bonds = self.bonds(images, Destination::NextServer);
         if bonds != self.shared.description.bonds() {
@@ -134,7 +139,8 @@ impl Session {
         }
     }
 
-    /// A stream was made at this position: it notes there how far it is.
+    /// Makes a new stream at this position note its progress in the description. The session is bound once it has a
+    /// stream beyond [`STREAMS`].
     pub fn begin_progress(&mut self, images: &ImageStore, index: usize) -> Result<(), CUresult> {
         let description = self.shared.description.clone();
         self.objects.streams.at_mut(index)?.progress = Some(Progress::new(&description, index));

@@ -1,4 +1,4 @@
-//! Whether sessions have work in flight, and may submit more ([`crate::engine::base::calm`]).
+//! Whether sessions have work in flight, and whether they may submit more ([`crate::engine::base::calm`]).
 
 use crate::engine::gpu::Gpu;
 use crate::engine::objects::streams::Point;
@@ -18,7 +18,8 @@ impl SessionShared {
 }
 
 impl Session {
-    /// To be asked before anything is submitted: notes that the session is at work; false when it has to wait a moment.
+    /// Must be called before anything is submitted: notes that the session is at work. Returns `false` while
+    /// submissions are held back for a quiescent point.
     #[inline]
     pub fn may_work(&mut self, gpu: &Gpu) -> bool {
         if !self.shared.at_work.load(Ordering::Relaxed) {
@@ -40,14 +41,14 @@ impl Session {
         true
     }
 
-    /// Whether it may submit nothing now. In its own moment it may.
+    /// Whether submissions of the session are held back. At its own quiescent point it may submit.
     #[inline]
     pub fn is_hushed(&self, gpu: &Gpu) -> bool {
         gpu.calm(self.side).is_hushed() && self.flow.moment.is_none()
     }
 
-    /// The thread that has it is about to be away for long, and submits nothing meanwhile: others look themselves whether
-    /// what is in flight has ended.
+    /// Called before the session's thread does something long without submitting: publishes the last point of each
+    /// stream, so that other threads can check whether the work in flight has completed.
     pub fn go_away(&mut self, gpu: &Gpu) {
         self.say_whether_at_work(gpu);
         if !self.shared.at_work.load(Ordering::Relaxed) {
@@ -58,12 +59,12 @@ impl Session {
         *self.shared.left.lock() = Some(points);
     }
 
-    /// It is back.
+    /// Ends [`Session::go_away`].
     pub fn come_back(&self) {
         *self.shared.left.lock() = None;
     }
 
-    /// Says whether anything is in flight.
+    /// Publishes whether the session has work in flight.
     pub fn say_whether_at_work(&mut self, gpu: &Gpu) {
         self.enter();
         let at_work = self.has_work_in_flight(gpu);

@@ -73,16 +73,16 @@ pub struct Outlets {
     pub buried: Receiver<(Side, Buried)>,
     /// Sessions whose variables are to be saved.
     pub resting: Receiver<Box<Session>>,
-    /// Instances without sessions about which it is to be decided whether they stay loaded.
+    /// Instances without sessions that wait for the decision whether they stay loaded.
     pub left: Receiver<Arc<Instance>>,
 }
 
 impl Shared {
-    /// The shared state of an engine without clients and threads, and what its threads read. `events` takes what the owner of
-    /// the engine is told.
+    /// The shared state of an engine without clients and threads, and the queue ends for its threads. `events` receives
+    /// the events for the engine's owner.
     ///
     /// # Errors
-    /// No descriptors.
+    /// If no descriptor is available.
     pub fn new(
         gpu: Gpu,
         config: EngineConfig,

@@ -1,4 +1,4 @@
-//! Instances of graphs: made, changed, launched.
+//! Instances of graphs: instantiation, changes, launches.
 
 use crate::engine::base::bounds::GRAPH_DEPTH;
 use crate::engine::base::call::Call;
@@ -28,7 +28,7 @@ impl Session {
         const DEVICE_LAUNCH: u64 = 4;
         let (graph, device) = self.graph_ready(shared, body.graph)?;
         if body.flags & DEVICE_LAUNCH != 0 {
-            // A kernel could launch it at any time, in the place of the whole server.
+            // A kernel could launch it at any time, without any control by the server.
             return Err(CUDA_ERROR_NOT_SUPPORTED.into());
         }
         let slots: Vec<u32> = {
@@ -43,13 +43,13 @@ impl Session {
             return Ok(made.as_bytes().to_vec());
         }
         self.give_slots(shared, &hosts, &slots, device)?;
-        // From here on what the driver has made must be kept or ended.
+        // From here on, anything that the driver has made must be kept or destroyed.
         let uploads_on = match body.stream {
             0 => None,
             handle => Some(self.objects.streams.index(handle)?),
         };
         let parts = self.objects.graphs.graphs.get(body.graph)?.size.parts;
-        // What may have to wait comes before anything is counted.
+        // Conditions that may defer the message are checked before anything is counted.
         if uploads_on.is_some() && !self.may_launch_graph(&shared.gpu, body.graph) {
             return Err(CallError::Full);
         }
@@ -147,11 +147,11 @@ impl Session {
         if self.objects.streams.at(index)?.capturing {
             self.objects.graphs.capture(parts)?;
         }
-        // A fault may be seen before the launch returns.
+        // A fault may be detected before the launch returns.
         self.shared.launched.note_graph(index);
         shared.gpu.driver.graph.launch(raw, stream)?;
         if !self.objects.graphs.memory.is_empty() {
-            // Of pools, too.
+            // The graph may also free memory of pools.
             for address in self.objects.graphs.memory.frees_of(body.exec) {
                 let charge = self.objects.pools.note_free(address);
                 self.objects.leaving.extend(charge);
@@ -180,7 +180,7 @@ impl Session {
         Ok(exec.raw)
     }
 
-    /// `cuGraphExecDestroy`: the driver lets what runs finish.
+    /// `cuGraphExecDestroy`: launches in flight still complete.
     pub fn graph_exec_destroy(&mut self, shared: &Shared, body: Object) -> Reply {
         let raw = self.exec_ready(shared, body.object)?;
         shared.gpu.driver.graph.exec_destroy(raw)?;
@@ -210,7 +210,7 @@ impl Session {
             let exec = self.objects.graphs.execs.get(body.first)?;
             let slots: Vec<u32> = exec.slots.iter().map(|(_, slot)| *slot).collect();
             let hosts = self.host_nodes(shared, graph, GRAPH_DEPTH)?;
-            // With another number of them the driver refuses the update.
+            // The driver refuses the update if the number of host nodes differs.
             self.give_slots(shared, &hosts, &slots, exec.device)?;
         }
         let mut info = CUgraphExecUpdateResultInfo::default();

@@ -1,4 +1,4 @@
-//! What a node does, from the client's form to the driver's.
+//! Parameters of nodes: from the client's form to the driver's.
 
 use crate::engine::base::bounds::GRAPH_DEPTH;
 use crate::engine::base::call::{Call, Incoming};
@@ -18,33 +18,33 @@ use mpsshim_proto::message::graph::{
 };
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// Stream memory operations in one node, at most: the driver's own limit.
+/// Maximum number of stream memory operations in a node: the driver's own limit.
 pub const OPERATIONS_MOST: u32 = 256;
-/// What a host node is made of: the client is told, waited for, and its word cleared.
+/// Number of stream memory operations in a host node: notify the client, wait for it, clear its flag.
 pub const HOST_OPERATIONS: usize = 3;
-/// Bodies of a conditional node, at most.
+/// Maximum number of bodies of a conditional node.
 const BODIES_MOST: u32 = 1024;
-/// Access descriptors of an allocation, at most.
+/// Maximum number of access descriptors of an allocation.
 pub const ACCESS_MOST: u64 = 64;
 
-/// What a node does in the driver's form, and what that refers to. The addresses in `params` lead into the boxes,
-/// which stay where they are.
+/// Parameters of a node in the driver's form, and the data that they point to. The addresses in `params` lead into the
+/// vectors' buffers, which do not move.
 pub struct Described {
     pub params: CUgraphNodeParams,
     _bytes: Vec<u8>,
     _pointers: Vec<u64>,
     _operations: Vec<[u64; 6]>,
     _access: Vec<CUmemAccessDesc>,
-    /// A kernel of it may print.
+    /// Whether a kernel in the node may print.
     prints: bool,
-    /// How large the graph is that it becomes.
+    /// Size of the graph inside the node.
     inside: Size,
-    /// Image or event that the graph refers to.
+    /// Image or event to which the graph refers.
     refers: Option<u64>,
 }
 
-/// Offset and size of each parameter of a function. Packed parameters would do as well, but not with every attribute
-/// that a node may get later.
+/// Offset and size of each parameter of a function. Packed parameters would work too, but not with every attribute that
+/// a node may get later.
 pub fn layout(shared: &Shared, function: CUfunction) -> Vec<(usize, usize)> {
     let mut layout = Vec::new();
     let (mut offset, mut size) = (0, 0);
@@ -61,7 +61,7 @@ pub fn layout(shared: &Shared, function: CUfunction) -> Vec<(usize, usize)> {
 }
 
 impl Described {
-    /// A host node is one of stream memory operations for the driver.
+    /// Makes it a host node, which for the driver is a node of stream memory operations.
     pub fn host(&mut self, operations: [[u64; 6]; HOST_OPERATIONS], context: CUcontext) {
         self._operations = operations.to_vec();
         self.params.kind = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
@@ -74,7 +74,7 @@ impl Described {
         into_words(&mut self.params, &batch);
     }
 
-    /// A graph in a node, which gets a copy of it.
+    /// A node for which the driver makes a copy of a child graph.
     pub fn child(graph: CUgraph) -> Described {
         let mut described = Described::new(CU_GRAPH_NODE_TYPE_GRAPH);
         let body = CUDA_CHILD_GRAPH_NODE_PARAMS {
@@ -121,7 +121,7 @@ fn one<T: FromBytes>(bytes: &mut &[u8]) -> Result<T, CallError> {
         .ok_or_else(|| CallError::Violation("a node without its parameters".into()))
 }
 impl Session {
-    /// Whether a node's message has the driver copy a graph, which takes as long as the graph is large.
+    /// Whether a message makes the driver copy a graph into a node, which takes time in proportion to the graph's size.
     pub fn puts_graph_into_graph(&self, message: Incoming<'_>) -> bool {
         message.body::<GraphNode>().is_ok_and(|body| {
             matches!(
@@ -131,7 +131,8 @@ impl Session {
         })
     }
 
-    /// `cuGraphAddNode`, `cuGraphNodeSetParams`, `cuGraphExecNodeSetParams` and all those for one kind.
+    /// `cuGraphAddNode`, `cuGraphNodeSetParams`, `cuGraphExecNodeSetParams`, and the corresponding functions for single
+    /// kinds of nodes.
     pub fn graph_node(&mut self, shared: &Shared, call: Call<'_, GraphNode>) -> Reply {
         let Call { body, message } = call;
         let edges = body.flags & node_flags::EDGES != 0;
@@ -160,7 +161,7 @@ impl Session {
             if body.kind == CU_GRAPH_NODE_TYPE_GRAPH && body.exec != 0 {
                 let inner = CUgraph(described.params.words[0]);
                 if !self.host_nodes(shared, inner, GRAPH_DEPTH)?.is_empty() {
-                    // They would have no slots.
+                    // Host nodes in the new child graph would have no slots.
                     return Err(CUDA_ERROR_NOT_SUPPORTED.into());
                 }
             }
@@ -207,7 +208,7 @@ impl Session {
             )
             .inspect_err(|_| self.objects.graphs.shrink(body.object, size.parts))?;
         if body.kind == CU_GRAPH_NODE_TYPE_KERNEL && self.flow.classed {
-            // It decides who goes first, not what comes of it.
+            // Not an error: the priority affects the order of execution, not the result.
             if let Err(status) = driver.set_priority(raw, self.raw_priority(0)) {
                 tracing::debug!(%status, "the priority of a kernel node was not set");
                 shared.gpu.note_status(status);
@@ -275,7 +276,8 @@ impl Session {
         Ok(payload)
     }
 
-    /// A node gets another graph inside: counts that in the place of what it has; what to undo if it does not.
+    /// Counts a new graph inside a node in place of its present one. Returns the node's sizes before and after, to undo
+    /// the change with [`Session::undo_size`].
     fn replace_size(&mut self, node: u64, inside: Size) -> Result<(u64, u64), CUresult> {
         let (graph, before) = {
             let node = self.objects.graphs.nodes.get(node)?;
@@ -302,7 +304,8 @@ impl Session {
         }
     }
 
-    /// Kernel nodes run where the current context's work runs: here a part of the device, if the session has but that.
+    /// Makes the context current in which a kernel node will run: a part of the device, if the session is limited to a
+    /// part.
     pub fn part_current(&self, shared: &Shared, kind: u32, device: u32) -> Result<(), CUresult> {
         if kind != CU_GRAPH_NODE_TYPE_KERNEL {
             return Ok(());
@@ -328,8 +331,8 @@ impl Session {
         }
     }
 
-    /// Puts what a node of this kind does into the driver's form, after checking it. `into` is the graph that it is added
-    /// to; none where a node is changed.
+    /// Checks the parameters of a node of this kind, and translates them to the driver's form. `into` is the graph to
+    /// which the node is added; `None` if an existing node is changed.
     pub fn describe_node(
         &mut self,
         shared: &Shared,
@@ -397,7 +400,7 @@ impl Session {
                 let mut body: CUDA_CHILD_GRAPH_NODE_PARAMS = one(&mut bytes)?;
                 let graph = self.objects.graphs.graphs.get(body.graph)?;
                 let moves = body.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
-                // A graph inside itself would have no end.
+                // A graph cannot be moved into itself.
                 let can_move = graph.owner == Owner::Client
                     && into.is_some_and(|into| !self.objects.graphs.is_inside(into, body.graph));
                 if moves && !can_move || graph.filling {
@@ -468,7 +471,7 @@ impl Session {
             }
             CU_GRAPH_NODE_TYPE_CONDITIONAL => {
                 let mut body: CUDA_CONDITIONAL_NODE_PARAMS = one(&mut bytes)?;
-                // The driver takes the number for what it says.
+                // The driver does not check the number of bodies.
                 if body.size > BODIES_MOST
                     || !self.objects.graphs.conditions.contains_key(&body.handle)
                 {
@@ -487,7 +490,7 @@ impl Session {
         Ok(described)
     }
 
-    /// A copy whose sides are the session's.
+    /// Translates a copy, after checking that both sides are the session's memory.
     fn checked_copy(&mut self, mut copy: CUDA_MEMCPY3D) -> Result<CUDA_MEMCPY3D, CUresult> {
         copy.src_device = self.place_of(copy.src_device);
         copy.dst_device = self.place_of(copy.dst_device);
@@ -530,7 +533,7 @@ impl Session {
         Ok(copy)
     }
 
-    /// A stream memory operation of a known kind on the session's memory.
+    /// Checks that a stream memory operation has a known kind, and that its address is the session's.
     fn check_memory_operation(&self, operation: &mut [u64; 6]) -> Result<(), CUresult> {
         const FLUSH: u32 = 3;
         const BARRIER: u32 = 6;
@@ -542,7 +545,7 @@ impl Session {
             FLUSH | BARRIER => return Ok(()),
             _ => return Err(CUDA_ERROR_INVALID_VALUE),
         };
-        // The alias is for the driver alone.
+        // Only the driver may set the alias.
         operation[4] = 0;
         self.check_device(address, bytes)?;
         match kind as u32 {

@@ -1,9 +1,9 @@
-//! Graphs and instances of a session, written into its description while it is at rest, and made again from there in another
+//! Saves the graphs and instances of a session in its description while it is at rest, and restores them in another
 //! server.
 //!
-//! The driver is asked what is in a graph: so it does not matter how the graph came about. Of an instance the driver says
-//! nothing; what it does is known from the graph that it was made from, as that was then, and from what was changed in the
-//! instance since.
+//! The contents of a graph are read from the driver, so they do not depend on how the graph was built. The driver does
+//! not reveal the contents of an instance: they are derived from the graph at the time of its instantiation, and from
+//! later changes of the instance.
 
 use crate::engine::base::bounds;
 use crate::engine::base::call_error::CallError;
@@ -27,7 +27,7 @@ use std::ptr;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Attributes that kernel nodes may have.
+/// Attributes that a kernel node can have.
 const ATTRIBUTES: [u32; 10] = [
     CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
     CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
@@ -41,16 +41,16 @@ const ATTRIBUTES: [u32; 10] = [
     CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING,
 ];
 
-/// Only says when something is done, and only `cuGraphInstantiateWithParams` takes it.
+/// Only affects when the upload happens, and only `cuGraphInstantiateWithParams` accepts it.
 const CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD: u64 = 2;
 
-/// Why a graph cannot be written down.
+/// Why a graph cannot be saved.
 type Unsaved = &'static str;
 
-/// What a graph is read with.
+/// Lookup tables for reading graphs.
 struct Reader {
     functions: HashMap<CUfunction, u64>,
-    /// Where variables are, which are elsewhere in another server.
+    /// Ranges of the session's variables, which have other addresses in another server.
     variables: Vec<(u64, u64)>,
 }
 
@@ -61,8 +61,8 @@ fn refused(shared: &Shared) -> impl Fn(CUresult) -> Unsaved + '_ {
     }
 }
 
-/// Whether a word could be an address that is not of memory which keeps its address: where this is not so, nobody has to know
-/// where variables are.
+/// Whether a node's parameters may contain an address of memory that moves between servers. If not, the ranges of
+/// variables are not needed.
 fn may_have_address(does: &[u8]) -> bool {
     let words = does.as_chunks::<8>().0.iter();
     let mut words = words.map(|word| u64::from_le_bytes(*word));
@@ -70,7 +70,7 @@ fn may_have_address(does: &[u8]) -> bool {
     words.any(|word| word >> 32 != 0 && !keeps_its_address(word))
 }
 
-/// What a node depends on, in the driver's order.
+/// The dependencies of a node, in the driver's order.
 fn dependencies_of(
     shared: &Shared,
     node: CUgraphNode,
@@ -96,7 +96,7 @@ fn attributes_of(shared: &Shared, node: CUgraphNode) -> Attributes {
     let driver = &shared.gpu.driver.graph;
     let value_of = |id: u32| {
         let mut value = [0; 8];
-        // One that this driver does not know.
+        // An attribute that this driver does not know is left out.
         driver.kernel_attribute_get(node, id, &mut value).ok()?;
         let bytes = value.as_bytes();
         let len = bytes.iter().rposition(|byte| *byte != 0)? + 1;
@@ -105,7 +105,7 @@ fn attributes_of(shared: &Shared, node: CUgraphNode) -> Attributes {
     ATTRIBUTES.into_iter().filter_map(value_of).collect()
 }
 
-/// Gives a kernel node these.
+/// Sets the attributes of a kernel node.
 fn set_attributes(
     shared: &Shared,
     node: CUgraphNode,
@@ -138,7 +138,7 @@ impl Session {
         }
     }
 
-    /// What is in a graph of the client's, which is looked at once after each change.
+    /// The contents of a client's graph, which are read once after each change.
     fn read_graph(
         &mut self,
         shared: &Shared,
@@ -170,7 +170,7 @@ impl Session {
         Ok(read)
     }
 
-    /// What is in a graph of the driver's, and its nodes.
+    /// Reads the contents of a driver's graph. Also returns its nodes.
     fn read(
         &mut self,
         shared: &Shared,
@@ -185,7 +185,7 @@ impl Session {
         let nodes = all_nodes(shared, graph).map_err(refused(shared))?;
         let places: HashMap<CUgraphNode, u32> = nodes.iter().copied().zip(0..).collect();
         let mut template = Template::default();
-        // With more, it could not be written down.
+        // A larger graph could not be saved.
         let mut room = bounds::SAVED_GRAPHS;
         for node in &nodes {
             let mut read = self.read_node(shared, *node, device, reader, depth)?;
@@ -253,7 +253,7 @@ impl Session {
         Ok(read)
     }
 
-    /// Whether a node would be accepted by another server, and do the same there.
+    /// Checks that another server would accept a node and give it the same effect.
     fn can_be_made_again(&mut self, shared: &Shared, node: &Node) -> Result<(), Unsaved> {
         if node.kind == CU_GRAPH_NODE_TYPE_KERNEL {
             let kernel = KernelNode::read_from_prefix(&node.does);
@@ -265,8 +265,12 @@ impl Session {
         described.map(drop).map_err(|_| "it refers to what is gone")
     }
 
-    /// Notes which variables a node names: a launch may write them. `is_raw`: as the driver has it; it gets the addresses that
-    /// the client knows. One that the client does not know is elsewhere in another server.
+    /// Notes the variables whose addresses a node contains, because a launch may write them, and replaces the addresses
+    /// by the addresses known to the client. `is_raw`: the node contains the driver's addresses.
+    ///
+    /// # Errors
+    /// If the node contains an address near a variable that the client does not know: it has another address in another
+    /// server.
     fn note_variables(
         &mut self,
         does: &mut [u8],
@@ -294,9 +298,9 @@ impl Session {
         Ok(())
     }
 
-    /// What a node does, in the driver's form; the variables that it names are noted.
+    /// Translates a saved node to the driver's form, and notes the variables whose addresses it contains.
     fn realise_node(&mut self, shared: &Shared, node: &Node) -> Result<Described, CallError> {
-        // None is unknown: it was looked at when it was written down.
+        // Cannot fail: the addresses were checked when the graph was saved.
         let _ = self.note_variables(&mut node.does.clone(), &[], false);
         self.describe_template_node(shared, node)
     }
@@ -312,9 +316,9 @@ impl Session {
         self.describe_node(shared, on, (node.kind, None), &node.does)
     }
 
-    /// What an instance of a graph does: the same as the graph does now.
+    /// Contents of a new instance of a graph: those of the graph at present. `None` if they cannot be saved.
     pub fn origin(&mut self, shared: &Shared, graph: u64) -> Option<Origin> {
-        // Nobody would ask.
+        // The contents would not be used.
         if !self.lasting.kept || self.objects.graphs.may_not_be_saved().is_some() {
             self.objects.graphs.note_unread();
             return None;
@@ -334,7 +338,7 @@ impl Session {
         }
     }
 
-    /// A node does something else in an instance.
+    /// Notes that a node of an instance has been changed.
     pub fn note_exec_node(
         &mut self,
         shared: &Shared,
@@ -377,7 +381,7 @@ impl Session {
         });
     }
 
-    /// Writes down what has changed of its graphs. The session is at rest.
+    /// Saves the graphs and instances that have changed. The session must be at rest.
     pub fn save_graphs(&mut self, shared: &Shared) {
         let outcome = self.write_graphs(shared);
         self.objects.graphs.note_saved(outcome.is_ok());
@@ -391,7 +395,7 @@ impl Session {
         }
     }
 
-    /// Bytes that were written, or why not all could be.
+    /// Returns the number of bytes written, or why not all graphs could be saved.
     fn write_graphs(&mut self, shared: &Shared) -> Result<usize, Unsaved> {
         if let Some(why) = self.objects.graphs.may_not_be_saved() {
             return Err(why);
@@ -479,10 +483,10 @@ impl Session {
         Ok(len)
     }
 
-    /// A graph that the session had in the server before, by its record.
+    /// Restores a graph of the previous server from its record.
     ///
     /// # Errors
-    /// The driver's; `CUDA_ERROR_INVALID_VALUE` for a record that is not whole.
+    /// Driver errors; `CUDA_ERROR_INVALID_VALUE` for an incomplete record.
     fn restore_graph(
         &mut self,
         shared: &Shared,
@@ -510,10 +514,10 @@ impl Session {
         Ok(restored?)
     }
 
-    /// An instance, likewise.
+    /// Restores an instance of a graph from its record.
     ///
     /// # Errors
-    /// As for graphs.
+    /// Driver errors; `CUDA_ERROR_INVALID_VALUE` for an incomplete record.
     fn restore_exec(
         &mut self,
         shared: &Shared,
@@ -522,7 +526,7 @@ impl Session {
     ) -> Result<(), CallError> {
         let driver = &shared.gpu.driver.graph;
         let device = shared.gpu.device(saved.device)?.ordinal;
-        // One that has ended is made for as long as it takes.
+        // A graph that has been destroyed is built only for the instantiation.
         let (graph, raw, read) = match saved.from {
             Source::Graph(handle) => {
                 let graph = self.objects.graphs.graphs.get(handle)?;
@@ -571,7 +575,7 @@ impl Session {
         Ok(())
     }
 
-    /// Changes in an instance what was changed in it before.
+    /// Applies the recorded changes of an instance to its replacement.
     fn change_exec(
         &mut self,
         shared: &Shared,
@@ -601,7 +605,7 @@ impl Session {
         Ok(())
     }
 
-    /// Makes a graph of the driver's, and its nodes.
+    /// Builds a driver's graph from a template. Also returns its nodes.
     fn build(
         &mut self,
         shared: &Shared,
@@ -661,7 +665,7 @@ impl Session {
                 driver.add_node(&mut raw, graph, lists.0, lists.1, behind.len(), params)
             });
             if !inner.is_null() {
-                // The node has a copy.
+                // The node contains a copy.
                 let _ = driver.destroy(inner);
             }
             added?;
@@ -675,7 +679,7 @@ impl Session {
     }
 }
 
-/// A graph.
+/// State of a graph.
 pub struct Graph;
 
 impl Lasting for Graph {
@@ -693,7 +697,7 @@ impl Lasting for Graph {
     }
 }
 
-/// An instance of a graph.
+/// State of an instance of a graph.
 pub struct GraphExec;
 
 impl Lasting for GraphExec {

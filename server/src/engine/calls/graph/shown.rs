@@ -1,4 +1,4 @@
-//! What a node does, as the client sees it; nodes that call the client.
+//! Parameters of nodes in the client's form; nodes that call the client.
 
 use crate::engine::base::bounds::GRAPH_DEPTH;
 use crate::engine::base::call_error::CallError;
@@ -20,7 +20,7 @@ use std::ptr;
 use zerocopy::IntoBytes;
 
 impl Session {
-    /// What a node does, as the client sees it.
+    /// Returns the parameters of a node in the client's form.
     pub fn graph_node_get(&mut self, shared: &Shared, body: Object) -> Reply {
         let (node, graph) = self.node_ready(shared, body.object)?;
         let device = self.objects.graphs.graphs.get(graph)?.device;
@@ -97,7 +97,8 @@ impl Session {
         Ok(payload)
     }
 
-    /// What a node of such a kind does that has nothing inside, with the client's handles. `known` has those of functions.
+    /// Parameters of a node without a graph inside, with the client's handles. `known` returns the handles of
+    /// functions.
     pub fn node_as_seen(
         &self,
         shared: &Shared,
@@ -141,7 +142,7 @@ impl Session {
         }
     }
 
-    /// What the driver does for a host node of an instance with this slot.
+    /// The stream memory operations of a host node in an instance that has this slot.
     pub fn host_operations(
         &self,
         slot: u32,
@@ -161,7 +162,7 @@ impl Session {
         ])
     }
 
-    /// What the client knows the function of a host node by; `None` for any other node.
+    /// The client's token for the function of a host node; `None` for any other node.
     pub fn host_token(&self, shared: &Shared, node: CUgraphNode) -> Option<u32> {
         if !self.objects.graphs.hosts {
             return None;
@@ -173,13 +174,13 @@ impl Session {
         }
         // SAFETY: the driver's own array of as many operations, valid as long as the node.
         let first = unsafe { *(params.operations as *const [u64; 6]) };
-        // A client cannot name its flags in nodes of its own.
+        // Only host nodes contain addresses of flags: a client cannot name its flags in other nodes.
         let flags = self.shared.segment.flag_address(0).ok()?;
         let len = (FLAGS * FLAG_STRIDE) as u64;
         (first[1].wrapping_sub(flags) < len).then_some(first[2] as u32)
     }
 
-    /// The host nodes of a graph and of those in it, always in the same order.
+    /// The host nodes of a graph and of the graphs inside it, with their tokens, always in the same order.
     pub fn host_nodes(
         &self,
         shared: &Shared,
@@ -210,7 +211,7 @@ impl Session {
         Ok(found)
     }
 
-    /// Gives the host nodes of a graph the slots of the instance that is made or updated from it next.
+    /// Writes the slots of the next instance to be created or updated into the host nodes of its graph.
     pub fn give_slots(
         &self,
         shared: &Shared,
