@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Lines of comments with such a form. May be lowered, not raised: rewrite the sentence with the noun that it is about.
-const MOST: usize = 194;
+const MOST: usize = 49;
 
 /// The packages of the product.
 const PACKAGES: [&str; 8] = [

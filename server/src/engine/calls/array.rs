@@ -305,7 +305,6 @@ impl Session {
             driver.tex_object_create(&mut object, &resource, &body.texture, view)?;
             Object::Texture(object.0)
         };
-        self.objects.textures.insert(object, device.ordinal);
         let (Object::Texture(value) | Object::Surface(value)) = object;
         let mut info = TextureInfo {
             object: value,
@@ -315,10 +314,17 @@ impl Session {
         if let Object::Texture(object) = object {
             info.resource = CUDA_RESOURCE_DESC::default();
             let object = CUtexObject(object);
-            driver.tex_object_get_resource_desc(&mut info.resource, object)?;
-            driver.tex_object_get_texture_desc(&mut info.texture, object)?;
-            driver.tex_object_get_resource_view_desc(&mut info.view, object)?;
+            let described = driver
+                .tex_object_get_resource_desc(&mut info.resource, object)
+                .and_then(|()| driver.tex_object_get_texture_desc(&mut info.texture, object))
+                .and_then(|()| driver.tex_object_get_resource_view_desc(&mut info.view, object));
+            if let Err(status) = described {
+                // The client does not learn its handle.
+                let _ = driver.tex_object_destroy(object);
+                return Err(status.into());
+            }
         }
+        self.objects.textures.insert(object, device.ordinal);
         if matches!(
             resource.kind,
             CU_RESOURCE_TYPE_ARRAY | CU_RESOURCE_TYPE_MIPMAPPED_ARRAY

@@ -270,13 +270,13 @@ impl Session {
 
     /// `cuIpcGetEventHandle`.
     pub fn event_export(&mut self, shared: &Shared, body: EventExport) -> Reply {
-        self.lasting.shares = true;
         let event = self.objects.events.get_mut(body.event)?;
         let is_new = event.shared.is_none();
         let token = shared
             .roster
             .shared_events
             .export(event, self.shared.info.uid)?;
+        self.lasting.shares = true;
         if is_new {
             self.share_deferred(body.event);
         }
@@ -285,7 +285,6 @@ impl Session {
 
     /// `cuIpcOpenEventHandle`.
     pub fn event_import(&mut self, shared: &Shared, body: EventImport) -> Reply {
-        self.lasting.shares = true;
         shared.gpu.device(body.device)?;
         let uid = self.shared.info.uid;
         let create = |device: Ordinal| {
@@ -307,6 +306,7 @@ impl Session {
             let _ = shared.roster.shared_events.end(&shared.gpu.driver, event);
             return Err(status.into());
         }
+        self.lasting.shares = true;
         Ok(Vec::new())
     }
 
@@ -657,5 +657,16 @@ mod tests {
         records_it(&mut test, event, stream);
         let status = test.status(Op::StreamWaitEvent, &body, &[]);
         assert_eq!((status, test.calls()), (CUDA_SUCCESS, 1));
+    }
+
+    #[test]
+    fn a_refused_export_shares_nothing() {
+        let mut test = Fixture::new(&[]);
+        let body = EventExport::default();
+        assert_eq!(
+            test.status(Op::EventExport, &body, &[]),
+            CUDA_ERROR_INVALID_HANDLE
+        );
+        assert!(!test.session.lasting.shares);
     }
 }

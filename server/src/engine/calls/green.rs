@@ -310,7 +310,7 @@ mod tests {
         let join = |count| ResourceJoin { count, device: 0 };
         let token = resource(&mut test).token;
         let known = token.to_le_bytes();
-        for count in [0, MAX_JOINED + 1, u32::MAX] {
+        for count in [0, MAX_GROUPS + 1, u32::MAX] {
             let status = test.status(Op::ResourceJoin, &join(count), &known);
             assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{count}");
         }

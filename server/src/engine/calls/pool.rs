@@ -50,14 +50,11 @@ impl Session {
 
     /// `cuMemPoolDestroy`.
     pub fn pool_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        let pool = self
-            .objects
-            .pools
-            .pools
-            .remove(body.object)
-            .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        let pool = self.objects.pools.pools.get(body.object);
+        let pool = pool.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
         shared.gpu.devices[pool.device].make_current(&shared.gpu.driver)?;
         shared.gpu.driver.memory.pool_destroy(pool.raw)?;
+        let pool = self.objects.pools.pools.remove(body.object)?;
         self.objects.leaving.push(pool.into_kept());
         Ok(())
     }

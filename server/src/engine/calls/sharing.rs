@@ -261,7 +261,11 @@ impl Session {
         self.objects.peers.insert((owner, user));
         let starts: Vec<u64> = self.objects.grants.keys().copied().collect();
         for start in starts {
-            self.share_with_peers(shared, start)?;
+            if let Err(status) = self.share_with_peers(shared, start) {
+                // Mappings that have access already keep it: they do no harm.
+                self.objects.peers.remove(&(owner, user));
+                return Err(status.into());
+            }
         }
         Ok(Vec::new())
     }

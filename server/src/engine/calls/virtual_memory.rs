@@ -277,7 +277,6 @@ impl Session {
     /// driver may have exported it.
     pub fn physical_import(&mut self, shared: &Shared, call: Call<'_, Object>) -> Reply {
         let Call { body, message } = call;
-        self.lasting.shares = true;
         let fd = self.receive_descriptor(message.token)?;
         if !may_be_exported_memory(&fd) {
             return Err(CUDA_ERROR_UNKNOWN.into());
@@ -290,6 +289,7 @@ impl Session {
             CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
         )?;
         let account = self.account.clone();
+        self.lasting.shares = true;
         self.add_found(shared, body.object, raw, |device| {
             VirtualMemory::imported(&account, Memory::Device(device))
         })
@@ -345,7 +345,6 @@ impl Session {
 
     /// `cuMemRetainAllocationHandle` if the client has no handle of the memory any more.
     pub fn physical_retain(&mut self, shared: &Shared, body: PhysicalRetain) -> Reply {
-        self.lasting.shares = true;
         let physical = self
             .objects
             .virtual_memory
@@ -358,6 +357,7 @@ impl Session {
             .driver
             .memory
             .mem_retain(&mut raw, body.address)?;
+        self.lasting.shares = true;
         self.add_found(shared, body.handle, raw, |_| Ok(physical))
     }
 }

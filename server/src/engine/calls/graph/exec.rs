@@ -3,6 +3,7 @@
 use crate::engine::base::bounds::GRAPH_DEPTH;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
+use crate::engine::base::driver::is_sticky;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::{all_nodes, take};
 use crate::engine::objects::graphs::Exec;
@@ -83,7 +84,10 @@ impl Session {
         };
         if let Err(status) = status {
             self.objects.graphs.let_go(parts);
-            shared.gpu.note_status(status);
+            if is_sticky(status) {
+                // A session that goes on in the next server has it executed there.
+                return Err(status.into());
+            }
             made.status = status.0;
             return Ok(made.as_bytes().to_vec());
         }
@@ -229,7 +233,9 @@ impl Session {
             self.objects.graphs.update_origin(body.first, now);
         }
         if let Err(status) = status {
-            shared.gpu.note_status(status);
+            if is_sticky(status) {
+                return Err(status.into());
+            }
             updated.status = status.0;
             // Nodes inside child graphs have no handle of this graph.
             let now = all_nodes(shared, graph).unwrap_or_default();
@@ -271,9 +277,11 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::calls::Undone;
     use crate::engine::testing::{
         FAULT, Fixture, Function, counts, obeys, obeys_with_handle, others,
     };
+    use mpsshim_model::bonds::Bonds;
     use mpsshim_proto::message::Op;
     use std::cell::Cell;
 
@@ -365,11 +373,7 @@ mod tests {
                 with_params,
                 ..instantiate(graph)
             };
-            for (status, none, ends) in [
-                (CUDA_ERROR_INVALID_VALUE, true, false),
-                (CUDA_SUCCESS, false, false),
-                (FAULT, false, true),
-            ] {
+            for (status, none) in [(CUDA_ERROR_INVALID_VALUE, true), (CUDA_SUCCESS, false)] {
                 test.orders(status);
                 // A client is told more than the status.
                 let made: GraphInstantiated =
@@ -378,8 +382,12 @@ mod tests {
                 assert_eq!(made.exec == 0, status != CUDA_SUCCESS, "{name}");
                 assert_eq!(test.session.objects.graphs.execs.is_empty(), none);
                 assert_eq!(counts_graph_only(&mut test, graph), none, "{name}");
-                assert_eq!(test.has_ended(), ends, "{name} {status}");
             }
+            test.orders(FAULT);
+            // A session that goes on in the next server makes it there.
+            test.session.shared.description.set_bonds(Bonds::default());
+            let later = test.execute(Op::GraphInstantiate, &body, &[]);
+            assert!(matches!(later, Err(Undone::Later)), "{name}");
         }
     }
 
@@ -560,16 +568,17 @@ mod tests {
             first: exec_of(&mut test, graph),
             second: graph,
         };
-        for (status, at, ends) in [
-            (CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, node, false),
-            (CUDA_SUCCESS, 0, false),
-            (FAULT, node, true),
+        for (status, at) in [
+            (CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE, node),
+            (CUDA_SUCCESS, 0),
         ] {
             test.orders(status);
             let told: GraphUpdated = test.reply(Op::GraphExecUpdate, &body, &[]).expect("told");
             assert_eq!((told.status, told.result), (status.0, 5));
             assert_eq!((told.error_node, told.error_from), (at, 0), "{status}");
-            assert_eq!(test.has_ended(), ends, "{status}");
         }
+        test.orders(FAULT);
+        assert_eq!(test.told(Op::GraphExecUpdate, &body, &[]), FAULT);
+        assert!(test.has_ended());
     }
 }
