@@ -11,7 +11,7 @@ use mpsshim_proto::message::array::{
     TextureDestroy,
 };
 use mpsshim_proto::message::context::{
-    Confine, GreenCreate, LimitMemory, ResourceJoin, ResourceQuery, ResourceSplit,
+    Confine, GreenCreate, ResourceJoin, ResourceQuery, ResourceSplit,
 };
 use mpsshim_proto::message::graph::{
     Access as NodeAccess, BatchNode, CaptureBegin, CaptureHost, CaptureUpdate, GraphAttribute,
@@ -1719,15 +1719,25 @@ impl Maker<'_> {
                 };
                 plain(op, &confine).gives(Gives::Own(green))
             }
-            Op::LimitMemory => plain(
-                op,
-                &LimitMemory {
-                    device: self.device(),
-                    pad: 0,
-                    bytes: self.pick(&[64 * UNIT, 100 * UNIT, u64::MAX]),
-                },
-            ),
+            _ => self.words(op),
         }
+    }
+
+    /// A message of a kind that has no form of its own here: words that may be ordinals, sizes, handles or addresses.
+    fn words(&mut self, op: Op) -> Draft {
+        let words = op.lengths().0.div_ceil(8);
+        let word = |this: &mut Self| match this.rng.random_range(0..6) {
+            0 => 0,
+            1 => this.device().into(),
+            2 => this.bytes(),
+            3 => this.image(),
+            4 => this.address(1),
+            _ => u64::from(this.device()) | this.bytes() << 32,
+        };
+        let body: Vec<u64> = (0..words).map(|_| word(self)).collect();
+        let mut draft = plain(op, &());
+        draft.body.extend_from_slice(body.as_bytes());
+        draft
     }
 
     fn resource(&mut self) -> u32 {

@@ -18,6 +18,8 @@ use mpsshim_proto::message::Op;
 use mpsshim_proto::ring::ALIGN;
 use mpsshim_tests::refusals::Table;
 use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
 
 /// A test of each table, and all of them.
 macro_rules! tables {
@@ -49,13 +51,38 @@ const NEVER_REFUSED: &[(Op, &str)] = &[
     ),
 ];
 
+/// The unit tests beside the handlers.
+fn unit_tests(folder: &Path, found: &mut String) {
+    for entry in fs::read_dir(folder).expect("the handlers") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            unit_tests(&path, found);
+        } else {
+            let text = fs::read_to_string(&path).expect("a source");
+            let tests = text.split_once("#[cfg(test)]");
+            found.push_str(tests.map_or("", |(_, tests)| tests));
+        }
+    }
+}
+
 #[test]
 fn every_operation_is_refused_somewhere() {
     let refused: HashSet<Op> = all().iter().flat_map(Table::refused).collect();
+    let mut beside = String::new();
+    let handlers = "../server/src/engine/calls";
+    unit_tests(
+        &Path::new(env!("CARGO_MANIFEST_DIR")).join(handlers),
+        &mut beside,
+    );
     for op in Op::ALL {
         let never = NEVER_REFUSED.iter().any(|(never, _)| never == op);
         let has_rows = refused.contains(op);
-        assert_ne!(has_rows, never, "{op:?}: has rows, is never refused");
+        assert!(!(has_rows && never), "{op:?}: has rows, is never refused");
+        let is_tested = beside.contains(&format!("Op::{op:?},"));
+        assert!(
+            has_rows || never || is_tested,
+            "{op:?}: neither rows here nor unit tests beside its handler"
+        );
     }
 }
 
