@@ -270,7 +270,7 @@ pub enum SettingsError {
         length: usize,
     },
     /// Not a positive integer.
-    #[error("{0} is not a number over 0")]
+    #[error("{0} must be a positive integer")]
     Number(String),
     /// Not a number of microseconds, or too large.
     #[error("{0} is not a number from 0 to {MOST_SPIN_US}")]
@@ -652,7 +652,7 @@ mod tests {
             let error = clients(value).expect_err(value).to_string();
             assert_eq!(
                 error,
-                format!("MPSSHIM_MAX_CLIENTS={value} is not a number over 0")
+                format!("MPSSHIM_MAX_CLIENTS={value} must be a positive integer")
             );
         }
         let row = TABLE.iter().find(|row| row.name == MAX_CLIENTS);

@@ -82,7 +82,7 @@ pub enum NoModes {
     #[error("\"{0}\" is neither a mode (proxy, direct) nor DEVICE=MODE")]
     Part(String),
     /// Two modes for the same devices.
-    #[error("there are two modes for {0}")]
+    #[error("two modes for {0}; give it one")]
     Twice(String),
     /// The list is empty.
     #[error("it names no mode (proxy, direct)")]

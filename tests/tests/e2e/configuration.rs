@@ -84,7 +84,10 @@ fn the_environment_goes_before_the_file() {
 fn what_is_wrong_is_said_with_file_line_and_key() {
     for (line, said) in [
         ("threads = 3", "unknown key threads; there are "),
-        ("max_clients = 0", "max_clients = 0 is not a number over 0"),
+        (
+            "max_clients = 0",
+            "max_clients = 0 must be a positive integer",
+        ),
         (
             "max_spin_us = -1",
             "max_spin_us = -1 is not a number from 0 to 1000000",

@@ -384,5 +384,5 @@ fn a_client_too_many_is_told_so_and_one_that_leaves_makes_room() {
     let refused = refused.expect("run");
     assert!(!refused.status.success());
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert_eq!(said, "MPSSHIM_MAX_CLIENTS=0 is not a number over 0\n");
+    assert_eq!(said, "MPSSHIM_MAX_CLIENTS=0 must be a positive integer\n");
 }

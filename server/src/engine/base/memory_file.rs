@@ -83,7 +83,7 @@ static NOTICES: LazyLock<Option<Mutex<Notices>>> = LazyLock::new(|| {
         Ok(Mutex::new(notices))
     });
     made.inspect_err(|error| {
-        tracing::warn!("registered memory is not used again for other clients: inotify: {error}");
+        tracing::warn!("cannot reuse registered memory for other clients: inotify: {error}");
     })
     .ok()
 });

@@ -206,7 +206,7 @@ impl Context {
         match FlagKernel::load(driver) {
             Ok(kernel) => drop(self.flag_kernel.set(kernel)),
             Err(status) => {
-                tracing::warn!(%status, "no kernel writes marks: the driver does not take it")
+                tracing::warn!(%status, "no kernel writes completion markers: the driver refuses the kernel")
             }
         }
         Ok(())

@@ -36,7 +36,7 @@ impl Parked {
     pub fn new() -> Parked {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC);
         let epoll = epoll
-            .inspect_err(|error| tracing::warn!(%error, "quiet clients are looked at like others"));
+            .inspect_err(|error| tracing::warn!(%error, "cannot park idle clients; they stay in the polling loop"));
         Parked {
             epoll: epoll.ok(),
             places: Vec::new(),

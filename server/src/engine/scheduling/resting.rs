@@ -76,7 +76,7 @@ impl Shared {
         );
         if force {
             for Stays(session, why) in &stay {
-                tracing::warn!("Client {} {why}, and ends", session.info);
+                tracing::warn!("Ending client {}: it {why}", session.info);
                 session.end(CUDA_ERROR_MPS_RPC_FAILURE);
                 self.gpu.keeping.forget_session(session.info.session);
             }

@@ -205,7 +205,11 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
     let began = Instant::now();
     while !shared.roster.is_quiet(&shared.gpu, side) {
         if began.elapsed() > most {
-            tracing::debug!(?most, "nobody passes the gate: {}", shared.who_works(side));
+            tracing::debug!(
+                ?most,
+                "no quiescent point at the gate: {}",
+                shared.who_works(side)
+            );
             return false;
         }
         std::thread::sleep(SHORT_LOOK);

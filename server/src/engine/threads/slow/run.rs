@@ -88,7 +88,7 @@ pub fn watch(shared: &Arc<Shared>) {
             if !stalled || threads >= MOST_THREADS {
                 continue;
             }
-            tracing::info!("All {threads} threads of the slow lane are busy: another takes over");
+            tracing::info!("All {threads} threads of the slow lane are busy; starting another");
             if let Err(error) = start_thread(shared) {
                 tracing::warn!("No further thread for the slow lane: {error}");
             }
