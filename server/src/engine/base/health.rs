@@ -53,8 +53,10 @@ impl Health {
         if first.is_err() {
             return;
         }
-        if let Some(decide) = self.on_loss.get() {
-            decide(status);
+        match self.on_loss.get() {
+            Some(decide) => decide(status),
+            // No session exists yet.
+            None => self.set_decided(),
         }
     }
 
@@ -68,5 +70,39 @@ impl Health {
         while !self.decided.load(Ordering::SeqCst) {
             std::thread::yield_now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpsshim_api::cuda::{CUDA_ERROR_ASSERT, CUDA_ERROR_ILLEGAL_ADDRESS};
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    #[test]
+    fn the_first_status_decides_and_is_kept() {
+        let health = Arc::new(Health::default());
+        let decided = Arc::new(AtomicU32::new(0));
+        let (counted, deciding) = (decided.clone(), health.clone());
+        health.on_loss(move |status| {
+            assert_eq!(status, CUDA_ERROR_ASSERT);
+            counted.fetch_add(1, Ordering::Relaxed);
+            deciding.set_decided();
+        });
+        assert_eq!((health.is_lost(), health.lost()), (false, None));
+        health.lose(CUDA_ERROR_ASSERT);
+        health.lose(CUDA_ERROR_ILLEGAL_ADDRESS);
+        health.await_decision();
+        assert_eq!(decided.load(Ordering::Relaxed), 1);
+        assert_eq!(health.lost(), Some(CUDA_ERROR_ASSERT));
+    }
+
+    #[test]
+    fn a_loss_before_there_are_sessions_keeps_nobody_waiting() {
+        let health = Health::default();
+        health.lose(CUDA_ERROR_ASSERT);
+        health.await_decision();
+        assert!(health.is_lost());
     }
 }
