@@ -596,7 +596,10 @@ fn await_bond(engine: &InProcess, bond: &str, expected: bool) {
 fn the_time_of_an_event_binds_a_client_while_the_event_is_there() {
     let (engine, before) = engine();
     let mut peer = session(&engine);
-    let stream = peer.stream().expect("a stream");
+    let spin = Spin::new(&mut peer);
+    let (busy, stream) = (peer.stream().unwrap(), peer.stream().unwrap());
+    // A session with work in flight is not at rest, so that no time is saved meanwhile.
+    spin.begin(&mut peer, busy);
     let events = [0; 2].map(|_| event(&mut peer));
     for event in events {
         on_stream(&mut peer, Op::EventRecord, event, stream);
@@ -608,6 +611,8 @@ fn the_time_of_an_event_binds_a_client_while_the_event_is_there() {
         peer.finish(stream).expect("destroyed");
         await_bond(&engine, "recorded times", left);
     }
+    spin.end(&mut peer);
+    peer.finish(busy).expect("ended");
     end(&engine, peer, &before);
 }
 
