@@ -1,6 +1,6 @@
 //! What the fuzzer of the engine has found (docs/fuzzing.md), each by itself: an engine in this process, on softgpu.
 
-use crate::engine;
+use crate::{end, engine, session};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::array::ArrayCreate;
@@ -14,7 +14,7 @@ use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken, MemOp
 use mpsshim_proto::message::{
     EventCreate, EventOnStream, Memset, Object, Op, Range, Side, StreamCreate, Value,
 };
-use mpsshim_tests::in_process::{Counts, InProcess};
+use mpsshim_tests::in_process::InProcess;
 use mpsshim_tests::peer::{
     PTX, Peer, Status, copy, fill_params, launch, memory_file, memset, spinning_ptx,
 };
@@ -22,20 +22,10 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// Ends a session and waits until everything has come back.
-fn end(engine: &InProcess, peer: Peer, before: &Counts) {
-    drop(peer);
-    let back = engine.await_counts(before, PATIENCE);
-    assert_eq!(back, Ok(()), "kind, before, now");
-}
-
 #[test]
 fn an_instance_for_a_stream_that_is_none_is_not_lost() {
     let (engine, before) = engine();
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(&engine);
     let create = GraphCreate {
         flags: 0,
         device: 0,
@@ -58,8 +48,7 @@ fn an_instance_for_a_stream_that_is_none_is_not_lost() {
 #[test]
 fn a_file_registered_for_reading_is_not_written() {
     let (engine, before) = engine();
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(&engine);
     let stream = peer.stream().expect("a stream");
     let memory = peer.memory(4096).expect("memory").start;
     let file = memory_file(&[7; 4096]).expect("a file");
@@ -108,8 +97,7 @@ fn a_file_registered_for_reading_is_not_written() {
 #[test]
 fn of_many_streams_some_are_kept() {
     let (engine, before) = engine();
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(&engine);
     for _ in 0..1000 {
         peer.stream().expect("a stream");
     }
@@ -203,8 +191,7 @@ fn a_capture_does_not_spread_to_another_session() {
 #[test]
 fn the_legacy_stream_does_not_join_a_capture() {
     let (engine, before) = engine();
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(&engine);
     let legacy = peer.handle(Kind::Stream);
     let body = StreamCreate {
         stream: legacy,
@@ -266,8 +253,7 @@ impl Capture {
 #[test]
 fn what_a_stream_did_before_it_joined_a_capture_comes_to_its_end() {
     let (engine, before) = engine();
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(&engine);
     let capture = Capture::begin(&mut peer);
     capture.is_joined(&mut peer);
     end(&engine, peer, &before);
@@ -276,8 +262,7 @@ fn what_a_stream_did_before_it_joined_a_capture_comes_to_its_end() {
 #[test]
 fn an_external_record_leaves_an_event_in_its_capture() {
     let (engine, before) = engine();
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(&engine);
     let capture = Capture::begin(&mut peer);
     let external = EventOnStream {
         event: capture.event,
@@ -293,8 +278,7 @@ fn an_external_record_leaves_an_event_in_its_capture() {
 #[test]
 fn an_external_wait_does_not_join_a_capture() {
     let (engine, before) = engine();
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(&engine);
     let capture = Capture::begin(&mut peer);
     let external = EventOnStream {
         event: capture.event,
@@ -313,8 +297,7 @@ fn an_external_wait_does_not_join_a_capture() {
 #[test]
 fn a_graph_is_never_inside_itself() {
     let (engine, before) = engine();
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(&engine);
     let mut graph = || -> u64 {
         let made: Value = peer
             .ask(Op::GraphCreate, &GraphCreate::default(), &[])
@@ -350,8 +333,7 @@ fn a_graph_is_never_inside_itself() {
 #[test]
 fn launch_attributes_that_are_not_known_are_refused() {
     let (engine, before) = engine();
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(&engine);
     let stream = peer.stream().expect("a stream");
     let module = peer.module(PTX.as_bytes()).expect("a module");
     let function = peer.function(module, "fill").expect("a function");
@@ -383,8 +365,7 @@ const ALLOCATIONS: u32 = 4;
 const LIMIT: u64 = 32 << 20;
 
 fn limited(engine: &InProcess) -> Peer {
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(engine);
     let limit = LimitMemory {
         bytes: LIMIT,
         ..LimitMemory::default()
@@ -515,8 +496,7 @@ fn destroy(peer: &mut Peer, graph: u64) -> Status<()> {
 #[test]
 fn a_graph_is_destroyed_after_its_capture() {
     let (engine, before) = engine();
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(&engine);
     let stream = peer.stream().unwrap();
     let made: Value = peer
         .ask(Op::GraphCreate, &GraphCreate::default(), &[])
@@ -533,8 +513,7 @@ fn a_graph_is_destroyed_after_its_capture() {
 #[test]
 fn one_capture_at_a_time_fills_a_graph() {
     let (engine, before) = engine();
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(&engine);
     let memory = peer.memory(4096).expect("memory").start;
     let (origin, other) = (peer.stream().unwrap(), peer.stream().unwrap());
     capture(&mut peer, origin);
@@ -559,8 +538,7 @@ fn one_capture_at_a_time_fills_a_graph() {
 #[test]
 fn a_graph_inside_that_a_capture_fills_is_not_freed() {
     let (engine, before) = engine();
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(&engine);
     let memory = peer.memory(4096).expect("memory").start;
     let stream = peer.stream().unwrap();
     let [outer, inner] = [0; 2].map(|_| {
@@ -616,8 +594,7 @@ fn put_node(peer: &mut Peer, flags: u32, object: u64, kind: u32, does: &[u8]) ->
 #[test]
 fn rows_do_not_overlap() {
     let (engine, before) = engine();
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
+    let mut peer = session(&engine);
     let memory = peer.memory(4096).expect("memory").start;
     let stream = peer.stream().expect("a stream");
     let graph: Value = peer

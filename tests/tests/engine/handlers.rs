@@ -1,7 +1,7 @@
 //! What comes of operations that are accepted, field by field: an engine in this process, on two devices of softgpu. What is
 //! refused is in the tables of `refusals/`.
 
-use crate::engine;
+use crate::{PATIENCE, end, engine, session};
 use mpsshim_api::cuda::*;
 use mpsshim_model::limits::Usage;
 use mpsshim_proto::handle::{Handle, Kind};
@@ -15,28 +15,13 @@ use mpsshim_proto::message::{
     Op, PointerQuery, Range, Side, StreamCreate, Value,
 };
 use mpsshim_proto::segment::{ARRIVED, RETURNED};
-use mpsshim_tests::in_process::{Counts, InProcess};
+use mpsshim_tests::in_process::InProcess;
 use mpsshim_tests::peer::{Peer, copy, fill_params, launch, memset, new_ptx, spinning_ptx};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// How long the server may take to give back what a test's sessions had.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a test looks at what must not happen. A busy machine makes it see less; it never fails for that.
 const GLANCE: Duration = Duration::from_millis(100);
-
-fn session(engine: &InProcess) -> Peer {
-    let mut peer = engine.connect().expect("a session");
-    peer.attach().expect("attach");
-    peer
-}
-
-/// Ends a session and waits until everything has come back.
-fn end(engine: &InProcess, peer: Peer, before: &Counts) {
-    drop(peer);
-    let back = engine.await_counts(before, PATIENCE);
-    assert_eq!(back, Ok(()), "kind, before, now");
-}
 
 fn event(peer: &mut Peer) -> u64 {
     let event = peer.handle(Kind::Event);

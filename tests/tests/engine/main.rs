@@ -9,9 +9,12 @@ use mpsshim_model::policy::MarkKind;
 use mpsshim_proto::message::{Attach, Op};
 use mpsshim_tests::artifacts::driver;
 use mpsshim_tests::in_process::{Counts, InProcess};
+use mpsshim_tests::peer::Peer;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+/// How long the server may take to give back what a test's sessions had.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// How long counts stay the same that are final.
 const STILL: Duration = Duration::from_millis(200);
 /// How long the engine may take to give back what sessions of earlier tests had. What a failed test has left stays.
@@ -45,4 +48,18 @@ fn engine() -> (MutexGuard<'static, InProcess>, Counts) {
         Err(_) => engine.counts(),
     };
     (engine, counts)
+}
+
+/// A session that is attached to the first device.
+fn session(engine: &InProcess) -> Peer {
+    let mut peer = engine.connect().expect("a session");
+    peer.attach().expect("attach");
+    peer
+}
+
+/// Ends a session and waits until everything has come back.
+fn end(engine: &InProcess, peer: Peer, before: &Counts) {
+    drop(peer);
+    let back = engine.await_counts(before, PATIENCE);
+    assert_eq!(back, Ok(()), "kind, before, now");
 }

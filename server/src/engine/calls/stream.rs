@@ -367,6 +367,15 @@ mod tests {
         STREAM.0
     }
 
+    /// A mark for a new stream.
+    fn mark(test: &mut Fixture) -> Mark {
+        Mark {
+            stream: creates(test),
+            slot: 3,
+            value: 7,
+        }
+    }
+
     #[test]
     fn a_stream_is_refused_on_a_device_that_does_not_exist() {
         let mut test = Fixture::new(&[]);
@@ -383,11 +392,7 @@ mod tests {
     #[test]
     fn a_mark_is_written_by_the_stream() {
         let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", counts as Function)]);
-        let mark = Mark {
-            stream: creates(&mut test),
-            slot: 3,
-            value: 7,
-        };
+        let mark = mark(&mut test);
         assert!(test.execute(Op::Mark, &mark, &[]).is_ok());
         assert_eq!(test.calls(), 1);
         assert_eq!(test.session.shared.flag(3), 0, "the device writes it");
@@ -398,11 +403,7 @@ mod tests {
     fn a_mark_that_fails_is_written_by_the_server_behind_its_error() {
         let refuses = fails::<{ CUDA_ERROR_NOT_SUPPORTED.0 }>;
         let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", refuses as Function)]);
-        let mark = Mark {
-            stream: creates(&mut test),
-            slot: 3,
-            value: 7,
-        };
+        let mark = mark(&mut test);
         assert!(test.execute(Op::Mark, &mark, &[]).is_ok());
         assert_eq!(test.session.shared.flag(3), 7);
         assert_eq!(test.posted_error(), CUDA_ERROR_NOT_SUPPORTED);
@@ -414,11 +415,7 @@ mod tests {
     fn the_session_has_ended_before_a_mark_tells_that_the_context_is_lost() {
         let faults = fails::<{ CUDA_ERROR_ILLEGAL_ADDRESS.0 }>;
         let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", faults as Function)]);
-        let mark = Mark {
-            stream: creates(&mut test),
-            slot: 3,
-            value: 7,
-        };
+        let mark = mark(&mut test);
         let gpu = test.shared.gpu.clone();
         let failed = CUDA_ERROR_ILLEGAL_ADDRESS.into();
         let error = test.session.mark_failed(&gpu, &mark, failed);
@@ -435,11 +432,7 @@ mod tests {
     fn a_session_that_goes_on_in_the_next_server_has_its_mark_executed_there() {
         let faults = fails::<{ CUDA_ERROR_ILLEGAL_ADDRESS.0 }>;
         let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", faults as Function)]);
-        let mark = Mark {
-            stream: creates(&mut test),
-            slot: 3,
-            value: 7,
-        };
+        let mark = mark(&mut test);
         // As with a keeper.
         test.session.shared.description.set_bonds(Bonds::default());
         let outcome = test.execute(Op::Mark, &mark, &[]);

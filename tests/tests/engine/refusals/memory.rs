@@ -1,5 +1,6 @@
 //! Device memory and pinned memory, shared and registered memory, devices.
 
+use super::pipe;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::context::LimitMemory;
 use mpsshim_proto::message::memory::*;
@@ -11,10 +12,6 @@ use zerocopy::IntoBytes;
 
 fn file() -> OwnedFd {
     memory_file(&[0; 4096]).expect("a memory file")
-}
-
-fn pipe() -> OwnedFd {
-    std::io::pipe().expect("a pipe").0.into()
 }
 
 fn register(device: u32) -> FileRegister {

@@ -13,13 +13,37 @@ mod streams;
 mod virtual_memory;
 
 use crate::engine;
-use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
+use mpsshim_api::cuda::{CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_MPS_RPC_FAILURE};
+use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::Op;
+use mpsshim_proto::message::memory::PhysicalExport;
 use mpsshim_proto::ring::ALIGN;
-use mpsshim_tests::refusals::Table;
+use mpsshim_tests::refusals::{Scene, Table};
 use std::collections::HashSet;
 use std::fs;
+use std::os::fd::OwnedFd;
 use std::path::Path;
+
+const FD: u32 = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// A descriptor without memory behind it.
+fn pipe() -> OwnedFd {
+    std::io::pipe().expect("a pipe").0.into()
+}
+
+/// An allocation that another session exports.
+fn exported(s: &mut Scene) -> OwnedFd {
+    let handle = s.of_other(Kind::Allocation);
+    s.descriptor_of_other(
+        Op::PhysicalExport,
+        &PhysicalExport {
+            handle,
+            flags: 0,
+            kind: FD,
+            pad: 0,
+        },
+    )
+}
 
 /// A test of each table, and all of them.
 macro_rules! tables {

@@ -1,13 +1,11 @@
-//! Memory pools.
+//! Memory pools. softgpu exports none, so another session exports an allocation instead.
 
+use super::{FD, exported, pipe};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::memory::*;
 use mpsshim_proto::message::{Object, Op, Range};
 use mpsshim_tests::refusals::{Draft, Scene, Table, properties};
-use std::os::fd::OwnedFd;
-
-const FD: u32 = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 fn create(handle: u64, device: u32) -> PoolCreate {
     PoolCreate {
@@ -82,24 +80,6 @@ fn import(handle: u64, device: u32, kind: u32) -> Draft {
         device,
         flags: 0,
     })
-}
-
-fn pipe() -> OwnedFd {
-    std::io::pipe().expect("a pipe").0.into()
-}
-
-/// Memory that another session exports: softgpu exports no pools.
-fn exported(s: &mut Scene) -> OwnedFd {
-    let handle = s.of_other(Kind::Allocation);
-    s.descriptor_of_other(
-        Op::PhysicalExport,
-        &PhysicalExport {
-            handle,
-            flags: 0,
-            kind: FD,
-            pad: 0,
-        },
-    )
 }
 
 pub fn table() -> Table {

@@ -1,16 +1,16 @@
 //! Reserved addresses, physical memory, mappings.
 
+use super::{FD, exported, pipe};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::memory::*;
 use mpsshim_proto::message::{Object, Op, Range};
 use mpsshim_tests::peer::Peer;
 use mpsshim_tests::refusals::{Draft, Scene, Table, properties};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 /// What the driver allocates at a time, bytes.
 const UNIT: u64 = 2 << 20;
-const FD: u32 = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 fn reserve(peer: &mut Peer) -> Range {
     let body = AddressReserve {
@@ -101,24 +101,6 @@ fn export(handle: u64, kind: u32) -> Draft {
         kind,
         pad: 0,
     })
-}
-
-fn pipe() -> OwnedFd {
-    std::io::pipe().expect("a pipe").0.into()
-}
-
-/// What another session exports.
-fn exported(s: &mut Scene) -> OwnedFd {
-    let handle = s.of_other(Kind::Allocation);
-    s.descriptor_of_other(
-        Op::PhysicalExport,
-        &PhysicalExport {
-            handle,
-            flags: 0,
-            kind: FD,
-            pad: 0,
-        },
-    )
 }
 
 fn reserve_of(len: u64, alignment: u64) -> Draft {

@@ -711,6 +711,6 @@ impl Lasting for GraphExec {
         making: &mut Making<'_>,
     ) -> Result<(), Lost> {
         let restored = session.restore_exec(making.shared, record, saved);
-        restored.map_err(|error| format!("a graph at {:#x}: {error}", record.key))
+        restored.map_err(|error| format!("an instance of a graph at {:#x}: {error}", record.key))
     }
 }
