@@ -23,6 +23,7 @@ const LAYERS: [(&str, &[&str]); 10] = [
             "base/graph_turns/session",
             "base/printing/session",
             "objects/activity/session",
+            "objects/levels/session",
             "objects/marks/session",
             "objects/pace/session",
             "objects/streams/session",

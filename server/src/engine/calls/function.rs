@@ -136,6 +136,7 @@ impl Session {
             in_runs: !has_clusters(&info.attributes),
             length: Length::Unknown,
             local: local(&info.attributes),
+            block: Cell::default(),
         };
         let (name, _) = &function.key;
         self.shared.launched.name(body.function, name);

@@ -16,7 +16,6 @@ use crate::engine::base::call_error::CallError;
 use crate::engine::base::graph_templates::Size;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::capture::{all_nodes, take};
-use crate::engine::calls::stream::{first_word, set_first_word};
 use crate::engine::objects::graphs::Owner;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -305,15 +304,7 @@ impl Session {
         if body.set == 0 {
             body.value = [0; 8];
             driver.kernel_attribute_get(node, body.id, &mut body.value)?;
-            if body.id == CU_LAUNCH_ATTRIBUTE_PRIORITY {
-                let value = body.value.as_mut_bytes();
-                set_first_word(value, self.own_priority(first_word(value)));
-            }
         } else {
-            if body.id == CU_LAUNCH_ATTRIBUTE_PRIORITY {
-                let value = body.value.as_mut_bytes();
-                set_first_word(value, self.raw_priority(first_word(value)));
-            }
             driver.kernel_attribute_set(node, body.id, &body.value)?;
             self.objects.graphs.touch(graph);
         }

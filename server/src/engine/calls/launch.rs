@@ -60,6 +60,14 @@ impl Session {
         let (index, stream) =
             self.prepare_work(&shared.gpu, body.stream, Runs::Function(body.function))?;
         let capturing = self.objects.streams.at(index)?.capturing;
+        let fill = match capturing {
+            true => 0.0,
+            false => self
+                .objects
+                .functions
+                .get(body.function)?
+                .fills(&shared.gpu, &body),
+        };
         let ([gx, gy, gz], [bx, by, bz]) = (body.grid, body.block);
         let none = std::ptr::null_mut();
         let extra = extra.as_mut_ptr();
@@ -95,7 +103,9 @@ impl Session {
         if grows {
             shared.gpu.devices[device].has_grown(local.into());
         }
-        self.submitted_work(&shared.gpu, index, Runs::Function(body.function))
+        self.submitted_work(&shared.gpu, index, Runs::Function(body.function))?;
+        self.note_fill(index, fill);
+        Ok(())
     }
 
     fn params(&self, message: Incoming<'_>, body: &Launch) -> Result<*mut u8, CallError> {
@@ -158,7 +168,9 @@ impl Session {
                 }
                 CU_LAUNCH_ATTRIBUTE_PRIORITY => {
                     let priority = first_word(&attribute.value);
-                    set_first_word(&mut attribute.value, self.raw_priority(priority));
+                    let device = self.objects.streams.get(body.stream)?.device;
+                    let level = self.level(device);
+                    set_first_word(&mut attribute.value, level.priority(priority));
                 }
                 CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => {
                     return Err(CUDA_ERROR_NOT_SUPPORTED.into());

@@ -4,7 +4,7 @@ use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::is_sticky;
 use crate::engine::gpu::Gpu;
 use crate::engine::objects::held::{Awaited, Phase, Word};
-use crate::engine::objects::streams::{Role, Stream};
+use crate::engine::objects::streams::{Role, Stream, clamped};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
@@ -12,9 +12,6 @@ use mpsshim_proto::message::stream::{HostFunction, MemOp, StreamAttribute};
 use mpsshim_proto::message::{Mark, Object, StreamCreate};
 use mpsshim_proto::segment::{ARRIVED, RETURNED};
 use std::time::Instant;
-
-/// Range of the driver's priorities; bounded, because the server keeps streams of each priority for reuse.
-const PRIORITIES: std::ops::RangeInclusive<i32> = -16..=0;
 
 /// The first word of an attribute's value.
 pub fn first_word(value: &[u8]) -> i32 {
@@ -26,17 +23,7 @@ pub fn set_first_word(value: &mut [u8], word: i32) {
     value[..4].copy_from_slice(&word.to_ne_bytes());
 }
 
-/// The nearest priority in the driver's range.
-fn clamped(priority: i32) -> i32 {
-    priority.clamp(*PRIORITIES.start(), *PRIORITIES.end())
-}
-
 impl Session {
-    /// The driver's priority of a stream for which the client requests this priority.
-    pub fn raw_priority_of(&self, priority: i32) -> i32 {
-        self.raw_priority(clamped(priority))
-    }
-
     /// `cuStreamCreateWithPriority`, and the default streams of a context.
     pub fn stream_create(&mut self, shared: &Shared, body: StreamCreate) -> Result<(), CallError> {
         let device = shared.gpu.device(body.device)?;
@@ -52,11 +39,10 @@ impl Session {
             0 => self.part_of(shared, device)?,
             green => Some(self.objects.greens.get(green)?.clone()),
         };
-        let raw_priority = self.raw_priority(priority);
         let raw = match &green {
-            None => device.take_stream(&shared.gpu.driver, raw_priority)?,
+            None => device.take_stream(&shared.gpu.driver, priority)?,
             Some(green) if green.device == device.ordinal => {
-                green.take_stream(&shared.gpu.driver, raw_priority)?
+                green.take_stream(&shared.gpu.driver, priority)?
             }
             Some(_) => return Err(CUDA_ERROR_INVALID_DEVICE.into()),
         };
@@ -65,7 +51,7 @@ impl Session {
             &self.shared.flags,
             raw,
             device.ordinal,
-            (priority, raw_priority),
+            (priority, priority),
             role,
         );
         stream.green = green;
@@ -182,18 +168,20 @@ impl Session {
     pub fn stream_attribute(
         &mut self,
         shared: &Shared,
-        mut body: StreamAttribute,
+        body: StreamAttribute,
     ) -> Result<(), CallError> {
         if body.id == CU_STREAM_ATTRIBUTE_PRIORITY {
-            let priority = first_word(&body.value);
-            set_first_word(&mut body.value, self.raw_priority(priority));
-            self.objects.streams.get_mut(body.stream)?.priority = priority;
+            let stream = self.objects.streams.get_mut(body.stream)?;
+            stream.priority = clamped(first_word(&body.value));
+            shared.gpu.devices[stream.device].make_current(&shared.gpu.driver)?;
+            stream.take_level(&shared.gpu, self.shared.standing.level(stream.device));
+            return Ok(());
         }
         let stream = self.objects.streams.get_mut(body.stream)?;
         let len = match body.id {
             CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW => size_of::<CUaccessPolicyWindow>(),
             CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP => 2,
-            CU_STREAM_ATTRIBUTE_PRIORITY | CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN => 4,
+            CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN => 4,
             _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
         };
         shared.gpu.devices[stream.device].make_current(&shared.gpu.driver)?;

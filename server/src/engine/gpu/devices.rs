@@ -119,6 +119,7 @@ pub struct Device {
     pub capability: u32,
     /// Maximum number of resident threads.
     pub threads: u64,
+    multiprocessors: u32,
     /// Server's ordinal.
     pub ordinal: Ordinal,
     starting: Mutex<()>,
@@ -339,6 +340,7 @@ impl Device {
             memory: memory as u64,
             capability: (10 * major + minor) as u32,
             threads: multiprocessors as u64 * each as u64,
+            multiprocessors: multiprocessors as u32,
             ordinal,
             starting: Mutex::new(()),
             addresses: Mutex::new(RangeAllocator::new(start, DEVICE_ARENA_STRIDE, 2 << 20)),
@@ -585,6 +587,26 @@ impl Device {
     /// Whether it has a main context. Contexts of other sides are created when needed.
     pub fn is_attached(&self) -> bool {
         self.main.raw.get().is_some()
+    }
+
+    /// Part of the device that each block of a function takes, by the number of blocks that can be resident at once
+    /// (`cuOccupancyMaxActiveBlocksPerMultiprocessor`). `threads`: threads of a block; `shared`: bytes of its dynamic
+    /// shared memory. The function's context must be current.
+    pub fn part_of_block(
+        &self,
+        driver: &Driver,
+        function: CUfunction,
+        threads: u32,
+        shared: u32,
+    ) -> f32 {
+        let mut blocks = 0;
+        let block = threads.try_into().unwrap_or(i32::MAX);
+        let asked =
+            driver.occupancy_max_active_blocks(&mut blocks, function, block, shared as usize, 0);
+        match asked {
+            Ok(()) if blocks > 0 => 1.0 / (self.multiprocessors.max(1) as f32 * blocks as f32),
+            _ => threads as f32 / self.threads.max(1) as f32,
+        }
     }
 
     fn properties(&self) -> CUmemAllocationProp {

@@ -3,6 +3,7 @@
 
 mod session;
 
+use mpsshim_proto::handshake::MAX_DEVICES;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
@@ -41,6 +42,8 @@ struct Sample {
     busy: bool,
     /// Whether a message was waiting for dispatch.
     waits: bool,
+    /// Part of each device that its kernels in flight could fill.
+    fills: [f32; MAX_DEVICES],
 }
 
 impl Sample {

@@ -1,9 +1,7 @@
 //! Client priorities, and weights for when dispatch capacity is scarce.
 //!
-//! **Priority.** While all clients have normal priority, streams have the priorities that the clients set. Once there
-//! has been a client below normal, streams of normal clients are raised by one level and streams of clients below
-//! normal all get the lowest one, so that the GPU starts blocks of normal clients first. A dispatch thread visits
-//! clients below normal when no other client had messages, and in every [`LOW_TURN`]th round.
+//! **Priority.** Clients below normal priority have the lowest priority on the GPU ([`crate::engine::objects::levels`]).
+//! A dispatch thread visits them when no other client had messages, and in every [`LOW_TURN`]th round.
 //!
 //! **Weights.** Each client has a clock that advances by the number of messages dispatched for it divided by its
 //! weight. While weights differ, a client is not visited while its clock is more than [`SLACK`] ahead of the slowest
@@ -12,13 +10,18 @@
 
 mod session;
 
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::objects::levels::{Level, Levels};
 use mpsshim_model::limits::DEFAULT_WEIGHT;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use mpsshim_proto::handshake::MAX_DEVICES;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Number of rounds after which clients below normal priority are visited regardless of the others.
 pub const LOW_TURN: u32 = 16;
 /// Lowest and highest stream priority (`cuCtxGetStreamPriorityRange` on the supported devices).
-const LEAST: i32 = 0;
+pub const LEAST: i32 = 0;
 pub const GREATEST: i32 = -5;
 /// Advance of the clock per message for a client of weight 1.
 const TICK: u64 = 10_000;
@@ -36,6 +39,15 @@ pub struct Fairness {
     weighted: AtomicBool,
     /// The slowest clock among the clients with work.
     floor: AtomicU64,
+    /// The clients of each device, and when they were given their levels.
+    levels: Mutex<Assigned>,
+}
+
+/// The latest assignment of levels.
+#[derive(Debug, Default)]
+struct Assigned {
+    at: Option<Instant>,
+    devices: [Levels; MAX_DEVICES],
 }
 
 /// A client's scheduling state.
@@ -45,6 +57,23 @@ pub struct Standing {
     clock: AtomicU64,
     /// Whether messages were dispatched at the last visit.
     has_work: AtomicBool,
+    devices: [OnDevice; MAX_DEVICES],
+}
+
+/// A client's level on a device, and its demand.
+#[derive(Debug, Default)]
+struct OnDevice {
+    level: AtomicU8,
+    /// Time of the whole device that its kernels in flight could have filled, in nanoseconds.
+    wanted: AtomicU64,
+    /// `wanted` at the latest assignment of levels.
+    counted: AtomicU64,
+    /// Whether kernels have ended since then.
+    moved: AtomicBool,
+    /// Whether a kernel that is known to take long is in flight.
+    long: AtomicBool,
+    /// Part of the device that it has had lately, in thousandths.
+    had: AtomicU32,
 }
 
 impl Default for Standing {
@@ -53,6 +82,7 @@ impl Default for Standing {
             weight: AtomicU32::new(DEFAULT_WEIGHT),
             clock: AtomicU64::new(0),
             has_work: AtomicBool::new(false),
+            devices: Default::default(),
         }
     }
 }
@@ -61,6 +91,48 @@ impl Standing {
     /// Its weight.
     pub fn weight(&self) -> u32 {
         self.weight.load(Ordering::Relaxed)
+    }
+
+    /// Its level on a device.
+    #[inline]
+    pub fn level(&self, device: Ordinal) -> Level {
+        let one = self.devices.get(device.index());
+        one.map_or(Level::Own, |one| {
+            Level::of(one.level.load(Ordering::Relaxed))
+        })
+    }
+
+    /// Sets its level on a device.
+    pub fn set_level(&self, device: usize, level: Level) {
+        if let Some(one) = self.devices.get(device) {
+            one.level.store(level as u8, Ordering::Relaxed);
+        }
+    }
+
+    /// Adds time for which its kernels in flight could have filled a device. Called by the thread that serves the
+    /// session.
+    pub fn add_wanted(&self, device: usize, time: Duration) {
+        let Some(one) = self.devices.get(device) else {
+            return;
+        };
+        let wanted = one.wanted.load(Ordering::Relaxed) + time.as_nanos() as u64;
+        one.wanted.store(wanted, Ordering::Relaxed);
+    }
+
+    /// Notes whether kernels have ended on a device since the latest call, and whether a long one is in flight.
+    pub fn note_progress(&self, device: usize, moved: bool, long: bool) {
+        if let Some(one) = self.devices.get(device) {
+            if moved {
+                one.moved.store(true, Ordering::Relaxed);
+            }
+            one.long.store(long, Ordering::Relaxed);
+        }
+    }
+
+    /// Part of a device that it has had lately, in thousandths.
+    pub fn had(&self, device: usize) -> u32 {
+        let one = self.devices.get(device);
+        one.map_or(0, |one| one.had.load(Ordering::Relaxed))
     }
 
     /// Whether it may be visited now, or has to wait for others.
@@ -82,14 +154,6 @@ impl Standing {
             self.clock.store(from + passed, Ordering::Relaxed);
         }
         self.has_work.store(working, Ordering::Relaxed);
-    }
-}
-
-/// Maps the stream priority set by a client of this priority (0 normal, 1 below normal) to the driver's.
-fn in_class(client: u32, priority: i32) -> i32 {
-    match client {
-        0 => (priority - 1).clamp(GREATEST, LEAST),
-        _ => LEAST,
     }
 }
 
@@ -123,13 +187,6 @@ impl Fairness {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn normal_streams_are_above_those_below_normal() {
-        let normal: Vec<i32> = (GREATEST..=LEAST).map(|p| in_class(0, p)).collect();
-        assert_eq!(normal, [-5, -5, -4, -3, -2, -1]);
-        assert!((GREATEST..=LEAST).all(|p| in_class(1, p) == LEAST));
-    }
 
     /// Visits clients that always have work in turn and returns the number of messages dispatched for each.
     fn share(weights: &[u32], visits: usize) -> Vec<u64> {

@@ -1,9 +1,11 @@
 //! Functions and variables of a session's images.
 
 use crate::engine::base::ordinal::Ordinal;
+use crate::engine::gpu::Gpu;
 use crate::engine::images::instances::Key;
 use crate::engine::objects::pace::Length;
 use mpsshim_api::cuda::CUfunction;
+use mpsshim_proto::message::Launch;
 use std::cell::Cell;
 
 /// A function of a session: in a module, or of a library's kernel on a device.
@@ -33,8 +35,44 @@ pub struct Function {
     pub length: Length,
     /// Bytes of local memory per thread.
     pub local: u32,
+    /// The latest shape of a block, and the part of the device that such a block takes.
+    pub block: Cell<BlockPart>,
     /// Number of the latest trace that has its name, and the name's number there.
     pub traced: (u32, u32),
+}
+
+/// The part of a device that a block takes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BlockPart {
+    /// Threads of the block.
+    threads: u32,
+    /// Bytes of its dynamic shared memory.
+    shared: u32,
+    part: f32,
+}
+
+impl Function {
+    /// Part of the device that a launch of this shape can fill, at most 1. The device's context must be current.
+    #[inline]
+    pub fn fills(&self, gpu: &Gpu, launch: &Launch) -> f32 {
+        let count = |all: [u32; 3]| {
+            all.iter()
+                .fold(1u64, |all, one| all.saturating_mul(u64::from(*one)))
+        };
+        let threads = count(launch.block).min(u64::from(u32::MAX)) as u32;
+        let mut block = self.block.get();
+        if (block.threads, block.shared) != (threads, launch.shared) {
+            let (device, shared) = (&gpu.devices[self.device], launch.shared);
+            let part = device.part_of_block(&gpu.driver, self.raw, threads, shared);
+            block = BlockPart {
+                threads,
+                shared,
+                part,
+            };
+            self.block.set(block);
+        }
+        (count(launch.grid) as f32 * block.part).min(1.0)
+    }
 }
 
 /// A variable in a module of a session.

@@ -243,6 +243,8 @@ pub struct Exec {
     pub prints: bool,
     /// How long a launch takes, as last measured.
     pub length: Length,
+    /// Part of the device that its kernels can fill, on average; `None` if there are none.
+    pub fill: Option<f32>,
     /// Number of nodes and edges of the source graph.
     pub parts: u64,
     /// The flag slot of each host node.

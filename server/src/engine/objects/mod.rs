@@ -9,6 +9,7 @@ pub mod files;
 pub mod functions;
 pub mod graphs;
 pub mod held;
+pub mod levels;
 pub mod links;
 pub mod marks;
 pub mod pace;

@@ -70,10 +70,15 @@ pub struct Pace {
     waited: Duration,
     /// The operation being measured, by number, the function or graph it runs, and the previously known length. Nothing
     /// is submitted behind it before it has ended.
-    measuring: Option<(u64, Runs, Length)>,
-    /// Duration of the last measured operation.
-    measured: Duration,
+    measuring: Option<Measuring>,
+    /// The operation behind it, if that is being measured too.
+    next: Option<Measuring>,
+    /// Duration of the last measured operation, and its number.
+    measured: (Duration, u64),
 }
+
+/// An operation being measured: its number, its function or graph, and the previously known length.
+type Measuring = (u64, Runs, Length);
 
 impl Default for Pace {
     fn default() -> Pace {
@@ -82,7 +87,8 @@ impl Default for Pace {
             since: Instant::now(),
             waited: Duration::ZERO,
             measuring: None,
-            measured: Duration::ZERO,
+            next: None,
+            measured: (Duration::ZERO, 0),
         }
     }
 }
@@ -114,12 +120,17 @@ impl Pace {
             .measuring
             .is_some_and(|(measured, ..)| measured == last)
         {
-            self.measured = self.waited;
+            self.measured = (self.waited, last);
         }
         if self.waited > HORIZON {
             self.shrink(operations);
         } else if self.waited < LONG {
             self.window = WINDOW.min(2 * self.window);
+        } else {
+            // It may have waited for kernels of others, and those behind it take much less.
+            let fits = operations as u128 * HORIZON.as_nanos();
+            let fits = fits.div_ceil(self.waited.as_nanos()) as u64;
+            self.window = WINDOW.min(fits).max(self.window);
         }
     }
 
@@ -139,6 +150,22 @@ impl Pace {
         })
     }
 
+    /// Whether another operation may be submitted behind the measured one: a second one, if the first takes less
+    /// than the [`HORIZON`]. It may only have waited for kernels of others; then the time of the second one, which
+    /// begins when the first one ends, shows how long it takes itself.
+    fn takes_another(&self) -> bool {
+        self.next.is_none()
+            && self.measuring.is_some_and(
+                |(_, _, before)| matches!(before, Length::Long(time) if time < HORIZON),
+            )
+    }
+
+    /// Whether a kernel that is known to be long is in flight.
+    pub fn runs_long(&self) -> bool {
+        self.measuring
+            .is_some_and(|(_, _, before)| matches!(before, Length::Long(_)))
+    }
+
     /// Whether the oldest checkpoint has been pending for long.
     pub fn is_long(&self) -> bool {
         self.waited > LONG
@@ -152,7 +179,11 @@ impl Stream {
     /// The driver's status.
     fn measure(&mut self, gpu: &Gpu, what: Runs, before: Length) -> Result<(), CUresult> {
         self.checkpoint(gpu)?;
-        self.pace.measuring = Some((self.ops(), what, before));
+        let measured = Some((self.ops(), what, before));
+        match self.pace.measuring {
+            None => self.pace.measuring = measured,
+            Some(_) => self.pace.next = measured,
+        }
         Ok(())
     }
 
@@ -162,8 +193,17 @@ impl Stream {
         if !self.has_passed(gpu, ops) {
             return None;
         }
-        self.pace.measuring = None;
-        Some((what, before.after(self.pace.measured)))
+        self.pace.measuring = self.pace.next.take();
+        let (time, measured) = self.pace.measured;
+        // Of two that ended between two polls, only the second one was timed.
+        Some((
+            what,
+            if measured == ops {
+                before.after(time)
+            } else {
+                before
+            },
+        ))
     }
 
     fn has_passed(&mut self, gpu: &Gpu, ops: u64) -> bool {
@@ -209,6 +249,32 @@ mod tests {
     }
 
     #[test]
+    fn what_waited_for_a_block_of_others_is_followed_by_more() {
+        let mut pace = Pace::default();
+        waited(&mut pace, 1, 100 * HORIZON);
+        waited(&mut pace, 1, HORIZON * 9 / 10);
+        pace.note_reached(1, 1);
+        assert_eq!(pace.window(), 2);
+        waited(&mut pace, 1, HORIZON * 9 / 10);
+        pace.note_reached(1, 2);
+        assert_eq!(pace.window(), 2);
+    }
+
+    #[test]
+    fn behind_a_kernel_that_may_have_waited_another_one_is_measured() {
+        let measuring = |length| Pace {
+            measuring: Some((1, Runs::Function(1), length)),
+            ..Pace::default()
+        };
+        assert!(measuring(Length::Long(HORIZON / 2)).takes_another());
+        assert!(!measuring(Length::Long(HORIZON)).takes_another());
+        assert!(!measuring(Length::Unknown).takes_another());
+        let mut pace = measuring(Length::Long(HORIZON / 2));
+        pace.next = Some((2, Runs::Function(2), Length::Unknown));
+        assert!(!pace.takes_another());
+    }
+
+    #[test]
     fn what_is_measured_is_one_operation() {
         let mut pace = Pace {
             measuring: Some((3, Runs::Function(1), Length::Unknown)),
@@ -220,8 +286,8 @@ mod tests {
         pace.note_reached(1, 3);
         waited(&mut pace, 1, LONG / 2);
         pace.note_reached(1, 4);
-        assert_eq!(pace.measured, 3 * LONG);
-        let known = Length::Unknown.after(pace.measured);
+        assert_eq!(pace.measured, (3 * LONG, 3));
+        let known = Length::Unknown.after(pace.measured.0);
         assert_eq!(known, Length::Long(3 * LONG));
         assert_eq!(known.after(2 * LONG), Length::Long(2 * LONG));
         assert_eq!(known.after(LONG), Length::Short);

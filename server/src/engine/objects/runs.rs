@@ -41,6 +41,8 @@ pub struct Planned {
     params: u64,
     /// Position behind its message.
     end: Place,
+    /// Part of the device that it can fill.
+    fill: f32,
 }
 
 impl Planned {
@@ -188,6 +190,8 @@ struct Chain {
     mark: Option<CUgraphNode>,
     /// Buffer for reading parameters.
     spare: Vec<u8>,
+    /// The priority of its kernels; `None` if they have that of the stream.
+    priority: Option<i32>,
 }
 
 /// The part of a batch that the driver refused as a node.
@@ -213,6 +217,7 @@ impl Chain {
             kernels: Vec::with_capacity(len),
             mark: None,
             spare: Vec::new(),
+            priority: None,
         };
         driver.graph.create(&mut chain.graph, 0)?;
         match chain.fill(driver, len, first, mark, priority) {
@@ -243,7 +248,10 @@ impl Chain {
         }
         let by_kernel = mark.is_some_and(|mark| mark.by != Writer::Operation);
         let flags = match by_kernel.then(|| self.prefer_mark(driver, priority)) {
-            Some(Ok(())) => CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY,
+            Some(Ok(())) => {
+                self.priority = Some(priority);
+                CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY
+            }
             Some(Err(status)) => {
                 tracing::debug!(%status, "a kernel that writes a mark has no priority of its own");
                 0
@@ -253,6 +261,11 @@ impl Chain {
         driver
             .graph
             .instantiate(&mut self.exec, self.graph, flags.into())
+    }
+
+    /// Whether its kernels have another priority than this one.
+    fn has_other_priority(&self, priority: i32) -> bool {
+        self.priority.is_some_and(|own| own != priority)
     }
 
     /// Gives the kernel that writes the mark the highest priority, so that it runs first as soon as a full device has
@@ -352,6 +365,14 @@ impl Chains {
         };
         let (chains, wanted) = (&mut self.chains[kind], &mut self.wanted[kind][at]);
         *wanted = wanted.saturating_add(1);
+        // Its kernels have the priority that the stream had when it was created.
+        if chains[at]
+            .as_ref()
+            .is_some_and(|chain| chain.has_other_priority(priority))
+            && let Some(chain) = chains[at].take()
+        {
+            chain.end(driver);
+        }
         if chains[at].is_none() && *wanted > WANTED && !self.refused {
             match Chain::new(driver, LENGTHS[at], first, mark, priority) {
                 Ok(chain) => {

@@ -13,6 +13,7 @@ use crate::engine::gpu::Gpu;
 use crate::engine::gpu::client_segment::Segment;
 use crate::engine::gpu::green::GreenRef;
 use crate::engine::gpu::host::Flag;
+use crate::engine::objects::levels::Level;
 use crate::engine::objects::pace::Pace;
 use crate::engine::objects::runs::Chains;
 use mpsshim_api::cuda::*;
@@ -20,6 +21,9 @@ use mpsshim_proto::segment::reached;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+
+/// Weight of the latest kernel in a stream's average part of the device.
+const RECENT: f32 = 0.25;
 
 /// How a stream is ordered against its context's legacy default stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +47,14 @@ pub struct Point {
     pub value: u32,
 }
 
+/// Range of the driver's priorities; bounded, because the server keeps streams of each priority for reuse.
+const PRIORITIES: std::ops::RangeInclusive<i32> = -16..=0;
+
+/// The nearest priority in the driver's range.
+pub fn clamped(priority: i32) -> i32 {
+    priority.clamp(*PRIORITIES.start(), *PRIORITIES.end())
+}
+
 /// A stream of a session.
 #[derive(Debug)]
 pub struct Stream {
@@ -56,6 +68,14 @@ pub struct Stream {
     pub priority: i32,
     /// The driver priority with which it was created, by which kept streams are found for reuse.
     pub raw_priority: i32,
+    /// The driver priority that it has now.
+    given: i32,
+    /// Part of the device that its kernels can fill, on average over the latest ones.
+    fill: f32,
+    /// `ops` when the latest kernel had been submitted.
+    last_kernel: u64,
+    /// Number of operations that were done at the latest look.
+    looked: u64,
     /// Its role.
     pub role: Role,
     /// Indices of the blocking streams, if this is the legacy default stream.
@@ -110,6 +130,10 @@ impl Stream {
             device,
             priority,
             raw_priority,
+            given: raw_priority,
+            fill: 0.0,
+            last_kernel: 0,
+            looked: 0,
             role,
             members: Vec::new(),
             capturing: false,
@@ -225,7 +249,50 @@ impl Stream {
             let _ = gpu.driver.event_destroy(event);
         }
         let old = std::mem::replace(&mut self.raw, raw);
+        if std::mem::replace(&mut self.given, self.raw_priority) != self.raw_priority {
+            set_priority(gpu, old, self.raw_priority);
+        }
         device.keep_stream(&gpu.driver, self.raw_priority, old);
+    }
+
+    /// Gives it the driver's priority for its client's level. Work that was submitted before keeps its priority.
+    #[inline]
+    pub fn take_level(&mut self, gpu: &Gpu, level: Level) {
+        let priority = level.priority(self.priority);
+        if priority != self.given {
+            self.given = priority;
+            set_priority(gpu, self.raw, priority);
+        }
+    }
+
+    /// The driver priority that it has now.
+    pub fn given_priority(&self) -> i32 {
+        self.given
+    }
+
+    /// Notes that the latest operation includes kernels that can fill this part of the device.
+    #[inline]
+    pub fn note_fill(&mut self, fill: f32) {
+        self.fill += (fill - self.fill) * RECENT;
+        self.last_kernel = self.ops;
+    }
+
+    /// Part of the device that its kernels in flight can fill, and whether any operation has ended since the previous
+    /// call.
+    pub fn fills(&mut self, gpu: &Gpu, segment: &Segment) -> (f32, bool) {
+        let done = self.ops - self.in_flight(gpu, segment);
+        let before = std::mem::replace(&mut self.looked, done);
+        let fill = if done < self.last_kernel {
+            self.fill
+        } else {
+            0.0
+        };
+        (fill, done != before)
+    }
+
+    /// Whether no mark of the server's will show when its latest kernel ends.
+    pub fn is_unmarked(&self) -> bool {
+        self.done < self.last_kernel && self.uncovered() > 0
     }
 
     /// Number of operations submitted.
@@ -370,6 +437,8 @@ impl Stream {
         let kept = self.green.as_ref().is_none_or(|green| green.is_lasting());
         if kept && self.has_attributes {
             self.reset_attributes(gpu);
+        } else if kept && self.given != self.raw_priority {
+            set_priority(gpu, self.raw, self.raw_priority);
         }
         match self.green {
             Some(green) => green.end_stream(&gpu.driver, self.raw_priority, self.raw),
@@ -420,6 +489,15 @@ impl Stream {
         }
         Ok(event)
     }
+}
+
+fn set_priority(gpu: &Gpu, stream: CUstream, priority: i32) {
+    set_attribute(
+        gpu,
+        stream,
+        CU_STREAM_ATTRIBUTE_PRIORITY,
+        &priority.to_ne_bytes(),
+    );
 }
 
 fn set_attribute(gpu: &Gpu, stream: CUstream, id: u32, value: &[u8]) {

@@ -83,6 +83,7 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
             for session in &mut sessions {
                 session.sample(&shared.gpu, counted, false);
             }
+            shared.assign_levels(counted);
             let active = sessions
                 .iter_mut()
                 .filter_map(|s| s.count_marks(&shared.gpu, over).then_some(()))
@@ -116,9 +117,6 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
         while at < sessions.len() {
             let session = &mut sessions[at];
             if classes {
-                if !session.flow.classed {
-                    session.join_class(shared);
-                }
                 let low = session.shared.terms.priority > 0;
                 if low && worked && !rounds.is_multiple_of(fairness::LOW_TURN) {
                     break;
@@ -220,6 +218,9 @@ fn sleep(
         session.say_whether_at_work(&shared.gpu);
         in_flight |= session.shared.at_work.load(Ordering::Relaxed);
         session.sample(&shared.gpu, now, true);
+    }
+    if in_flight {
+        shared.assign_levels(now);
     }
     dispatcher.active.store(0, Ordering::Relaxed);
     shared.count_synchronizing();

@@ -55,9 +55,6 @@ pub struct Flow {
     pub wants_moment: bool,
     /// Prerequisite of its next launch.
     pub wants: Option<Want>,
-    /// The driver's priorities of its streams rank the client against clients of the other priority, and are not the
-    /// priorities that the client chose.
-    pub classed: bool,
 }
 
 impl Flow {
@@ -84,7 +81,6 @@ impl Flow {
             prepared: None,
             wants_moment: false,
             wants: None,
-            classed: false,
         }
     }
 }

@@ -4,9 +4,11 @@ use crate::engine::base::bounds::GRAPH_DEPTH;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::is_sticky;
+use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::{all_nodes, take};
 use crate::engine::objects::graphs::Exec;
+use crate::engine::objects::levels::Level;
 use crate::engine::objects::pace::{Length, Runs};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -38,6 +40,7 @@ impl Session {
         };
         let mut raw = CUgraphExec::NULL;
         let mut made = GraphInstantiated::default();
+        let flags = self.flags_in_level(body.flags, device);
         let hosts = self.host_nodes(shared, graph, GRAPH_DEPTH)?;
         made.hosts = hosts.len() as u32;
         if slots.len() < hosts.len() {
@@ -60,14 +63,10 @@ impl Session {
         };
         self.objects.graphs.hold(parts)?;
         let status = if body.with_params == 0 {
-            shared
-                .gpu
-                .driver
-                .graph
-                .instantiate(&mut raw, graph, body.flags)
+            shared.gpu.driver.graph.instantiate(&mut raw, graph, flags)
         } else {
             let mut params = CUDA_GRAPH_INSTANTIATE_PARAMS {
-                flags: body.flags,
+                flags,
                 upload_stream: stream.0,
                 ..CUDA_GRAPH_INSTANTIATE_PARAMS::default()
             };
@@ -105,6 +104,7 @@ impl Session {
             device,
             prints: self.objects.graphs.prints,
             length: Length::Unknown,
+            fill: fill_of(shared, graph, device),
             parts,
             slots: hosts.iter().map(|(node, _)| *node).zip(slots).collect(),
             flags: body.flags,
@@ -137,10 +137,20 @@ impl Session {
         Ok(made.as_bytes().to_vec())
     }
 
+    /// The flags with which a graph is instantiated. Where clients have levels, all kernels of a graph have the priority
+    /// of the stream in which it is launched, since that is the client's level and the kernels' own priorities are not.
+    pub fn flags_in_level(&self, flags: u64, device: Ordinal) -> u64 {
+        match self.level(device) {
+            Level::Own => flags,
+            _ => flags & !u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY),
+        }
+    }
+
     /// `cuGraphLaunch`.
     pub fn graph_launch(&mut self, shared: &Shared, body: GraphLaunch) -> Result<(), CallError> {
         let exec = self.objects.graphs.execs.get(body.exec)?;
         let (raw, prints, parts) = (exec.raw, exec.prints, exec.parts);
+        let fill = exec.fill;
         if prints && !self.may_print(&shared.gpu) || !self.may_launch_graph(&shared.gpu, body.exec)
         {
             return Err(CallError::Full);
@@ -164,7 +174,17 @@ impl Session {
             self.objects.graphs.discharge();
         }
         self.flow.counts.launches += 1;
-        self.submitted_work(&shared.gpu, index, Runs::Graph(body.exec))
+        self.submitted_work(&shared.gpu, index, Runs::Graph(body.exec))?;
+        if let Some(fill) = fill.filter(|_| {
+            !self
+                .objects
+                .streams
+                .at(index)
+                .is_ok_and(|one| one.capturing)
+        }) {
+            self.note_fill(index, fill);
+        }
+        Ok(())
     }
 
     /// `cuGraphUpload`.
@@ -272,6 +292,33 @@ impl Session {
         }
         Ok(body.as_bytes().to_vec())
     }
+}
+
+/// Part of a device that the kernels of a graph can fill, on average; `None` if it has none. Child graphs do not count.
+pub fn fill_of(shared: &Shared, graph: CUgraph, device: Ordinal) -> Option<f32> {
+    let driver = &shared.gpu.driver;
+    let (mut sum, mut kernels) = (0.0, 0u32);
+    for node in all_nodes(shared, graph).ok()? {
+        let mut kind = 0;
+        if driver.graph.node_kind(node, &mut kind).is_err() || kind != CU_GRAPH_NODE_TYPE_KERNEL {
+            continue;
+        }
+        let mut kernel = CUDA_KERNEL_NODE_PARAMS::default();
+        if driver.graph.kernel_get(node, &mut kernel).is_err() {
+            continue;
+        }
+        let count = |all: [u32; 3]| {
+            all.iter()
+                .fold(1u64, |all, one| all.saturating_mul(u64::from(*one)))
+        };
+        let threads = count(kernel.block).min(u64::from(u32::MAX)) as u32;
+        let function = CUfunction(kernel.function);
+        let device = &shared.gpu.devices[device];
+        let part = device.part_of_block(driver, function, threads, kernel.shared);
+        sum += (count(kernel.grid) as f32 * part).min(1.0);
+        kernels += 1;
+    }
+    (kernels > 0).then(|| sum / kernels as f32)
 }
 
 #[cfg(test)]

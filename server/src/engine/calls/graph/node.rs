@@ -207,13 +207,6 @@ impl Session {
                 &mut described.params,
             )
             .inspect_err(|_| self.objects.graphs.shrink(body.object, size.parts))?;
-        if body.kind == CU_GRAPH_NODE_TYPE_KERNEL && self.flow.classed {
-            // Not an error: the priority affects the order of execution, not the result.
-            if let Err(status) = driver.set_priority(raw, self.raw_priority(0)) {
-                tracing::debug!(%status, "the priority of a kernel node was not set");
-                shared.gpu.note_status(status);
-            }
-        }
         self.note_described(&described, 0);
         let mut added = GraphNodeAdded {
             node: self.objects.graphs.node_handle(raw, body.object)?,
@@ -559,7 +552,7 @@ impl Session {
 mod tests {
     use super::*;
     use crate::engine::testing::{
-        FAULT, Fixture, Function, counts, fails, obeys, obeys_with_handle, others,
+        FAULT, Fixture, Function, counts, obeys, obeys_with_handle, others,
     };
     use mpsshim_proto::handle::Kind;
     use mpsshim_proto::message::Op;
@@ -964,17 +957,6 @@ mod tests {
         let host = HostNode { token: 5, pad: 0 };
         let status = test.status(Op::GraphNode, &body, host.as_bytes());
         assert_eq!((status, test.calls()), (VALUE, 0), "it is no host node");
-    }
-
-    #[test]
-    fn a_priority_that_is_not_set_is_no_error() {
-        let refuses = fails::<{ CUDA_ERROR_NOT_SUPPORTED.0 }>;
-        let mut test = Fixture::new(&[("cuGraphKernelNodeSetAttribute", refuses as Function)]);
-        test.session.flow.classed = true;
-        let (graph, function) = (test.graph(), test.function());
-        let body = add(graph, CU_GRAPH_NODE_TYPE_KERNEL);
-        let status = test.status(Op::GraphNode, &body, &kernel(function, 8, 8));
-        assert_eq!((status, parts(&test, graph)), (CUDA_SUCCESS, 1));
     }
 
     #[test]

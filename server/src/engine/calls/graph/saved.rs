@@ -547,11 +547,12 @@ impl Session {
             disabled: saved.disabled,
         };
         let mut made = CUgraphExec::NULL;
-        let flags = saved.flags & !CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+        let flags = self.flags_in_level(saved.flags, device) & !CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
         let instantiated = driver
             .instantiate(&mut made, raw, flags)
             .map_err(CallError::from)
             .and_then(|()| self.change_exec(shared, made, &origin));
+        let fill = super::exec::fill_of(shared, raw, device);
         if graph == 0 {
             let _ = driver.destroy(raw);
         }
@@ -562,6 +563,7 @@ impl Session {
             device,
             prints: saved.prints,
             length: Length::Unknown,
+            fill,
             parts: saved.parts,
             slots: Vec::new(),
             flags: saved.flags,

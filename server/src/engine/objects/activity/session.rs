@@ -28,6 +28,7 @@ impl Session {
             at: now,
             busy: in_flight > 0,
             waits: self.inbox.consumer.has_message(),
+            fills: self.fills(gpu),
         };
         if !gpu.is_tracing() {
             self.tracer = None;
@@ -37,6 +38,12 @@ impl Session {
             let between = now.duration_since(last.at).min(LONGEST);
             counts.held += Sample::charge(between, last.busy, sample.busy);
             counts.waited += Sample::charge(between, last.waits, sample.waits);
+            for (device, (before, after)) in last.fills.iter().zip(&sample.fills).enumerate() {
+                if before + after > 0.0 {
+                    let time = between.mul_f32((before + after) / 2.0);
+                    self.shared.standing.add_wanted(device, time);
+                }
+            }
         }
         counts.last = (!rests || sample.busy).then_some(sample);
         let published = &self.shared.activity;

@@ -1,50 +1,86 @@
-//! Application of priorities and weights to sessions.
+//! Application of priorities, weights and levels to sessions.
 
-use super::{GREATEST, LEAST, LOOK, in_class};
-use crate::engine::session::{Session, SessionShared};
+use super::LOOK;
+use crate::engine::objects::levels::{Claim, INTERVAL, Level};
+use crate::engine::session::SessionShared;
 use crate::engine::threads::shared::Shared;
-use mpsshim_api::cuda::*;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-impl Session {
-    /// Returns the driver's priority for one that the client sets.
-    pub fn raw_priority(&self, priority: i32) -> i32 {
-        match self.flow.classed {
-            true => in_class(self.shared.terms.priority, priority),
-            false => priority,
+impl Shared {
+    /// Assigns levels to all sessions, if that is due. Called by every dispatch thread while work is in flight.
+    pub fn assign_levels(&self, now: Instant) {
+        let Some(mut assigned) = self.roster.fairness.levels.try_lock() else {
+            return;
+        };
+        let over = assigned.at.map(|at| now.saturating_duration_since(at));
+        if over.is_some_and(|over| over < INTERVAL) {
+            return;
         }
-    }
-
-    /// Returns the client's priority for one of the driver's.
-    pub fn own_priority(&self, raw: i32) -> i32 {
-        match self.flow.classed {
-            true => (raw + 1).clamp(GREATEST, LEAST),
-            false => raw,
-        }
-    }
-
-    /// From now on, maps its stream priorities so that they rank its client class.
-    pub fn join_class(&mut self, shared: &Shared) {
-        self.enter();
-        self.flow.classed = true;
-        let client = self.shared.terms.priority;
-        for stream in self
-            .objects
-            .streams
-            .iter_mut()
-            .filter(|stream| !stream.capturing)
+        assigned.at = Some(now);
+        let over = over.unwrap_or(INTERVAL);
+        let sessions = self.roster.session_list();
+        let classes = self.roster.fairness.has_classes();
+        for device in self
+            .gpu
+            .devices
+            .iter()
+            .filter(|device| device.is_attached())
         {
-            let raw = in_class(client, stream.priority);
-            if shared.gpu.devices[stream.device]
-                .make_current(&shared.gpu.driver)
-                .is_ok()
-            {
-                stream.set_attribute(
-                    &shared.gpu,
-                    CU_STREAM_ATTRIBUTE_PRIORITY,
-                    &raw.to_ne_bytes(),
-                );
+            let device = device.ordinal.index();
+            let claims: Vec<Claim> = sessions.iter().map(|one| one.claim(device)).collect();
+            let given = assigned.devices[device].assign(over, &claims, classes);
+            for (session, given) in sessions.iter().zip(given) {
+                let level = match sessions.len() {
+                    1 => session.unranked(classes),
+                    _ => given.level,
+                };
+                session.standing.set_level(device, level);
+                let had = (given.had * 1000.0) as u32;
+                session.standing.devices[device]
+                    .had
+                    .store(had, Ordering::Relaxed);
             }
+        }
+    }
+
+    /// Gives a new session its first level on each device.
+    pub fn give_first_level(&self, session: &Arc<SessionShared>) {
+        let classes = self.roster.fairness.has_classes();
+        let alone = self.roster.sessions.lock().len() <= 1;
+        let level = match session.terms.priority {
+            0 if !alone => Level::First,
+            _ => session.unranked(classes),
+        };
+        for device in self.gpu.devices.iter() {
+            session.standing.set_level(device.ordinal.index(), level);
+        }
+    }
+}
+
+impl SessionShared {
+    /// Returns its demand since the previous call.
+    fn claim(&self, device: usize) -> Claim {
+        let one = &self.standing.devices[device];
+        let wanted = one.wanted.load(Ordering::Relaxed);
+        let counted = one.counted.swap(wanted, Ordering::Relaxed);
+        Claim {
+            session: self.info.session,
+            weight: self.standing.weight(),
+            normal: self.terms.priority == 0,
+            wanted: Duration::from_nanos(wanted.saturating_sub(counted)),
+            moved: one.moved.swap(false, Ordering::Relaxed),
+            long: one.long.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Its level where clients are served in the order of submission.
+    fn unranked(&self, classes: bool) -> Level {
+        match (self.terms.priority, classes) {
+            (0, false) => Level::Own,
+            (0, true) => Level::Raised,
+            _ => Level::Below,
         }
     }
 }

@@ -88,7 +88,9 @@ impl Session {
             self.settle(gpu, index)?;
         }
         let stream = self.objects.streams.at_mut(index)?;
-        if let Some((ops, ..)) = stream.pace.measuring {
+        if let Some((ops, ..)) = stream.pace.measuring
+            && !stream.pace.takes_another()
+        {
             return Ok(Some(Awaited::passed(ops)));
         }
         let window = stream.pace.window;
@@ -97,7 +99,7 @@ impl Session {
             stream.checkpoint(gpu)?;
             return Ok(Some(Awaited::passed(stream.ops() + 1 - window)));
         }
-        let late = stream.pace.measured > VERY_LONG;
+        let late = stream.pace.measured.0 > VERY_LONG;
         if urgent && (late || self.length(runs).is_very_long()) {
             return Ok(gpu.calm(self.side).hold().map(Awaited::Gate));
         }
@@ -106,9 +108,13 @@ impl Session {
 
     /// Stores the result of a stream's measurement, if it is over.
     fn settle(&mut self, gpu: &Gpu, index: usize) -> Result<(), CallError> {
-        let Some((what, length)) = self.objects.streams.at_mut(index)?.measured(gpu) else {
-            return Ok(());
-        };
+        while let Some((what, length)) = self.objects.streams.at_mut(index)?.measured(gpu) {
+            self.note_length(what, length);
+        }
+        Ok(())
+    }
+
+    fn note_length(&mut self, what: Runs, length: Length) {
         let session = self.shared.info.session;
         tracing::trace!(session, ?what, ?length, "measured");
         // The function or graph may have been destroyed meanwhile.
@@ -125,7 +131,6 @@ impl Session {
                 }
             }
         }
-        Ok(())
     }
 
     /// Publishes how long the session's work has been in flight and is likely to continue, for the gate.

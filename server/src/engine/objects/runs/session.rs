@@ -81,6 +81,9 @@ impl Session {
             && function.length == Length::Short
             && body.param_len >= function.param_bytes;
         let raw = fits.then_some(function.raw)?;
+        let (device, gpu) = (function.device, &shared.gpu);
+        gpu.devices[device].make_current(&gpu.driver).ok()?;
+        let fill = function.fills(gpu, &body);
         let writes = function.note_launch();
         let params = message.in_place(size_of::<Launch>(), len).ok()?;
         // Parameters that need address translation cannot be used in place.
@@ -96,6 +99,7 @@ impl Session {
             raw,
             params,
             end,
+            fill,
         })
     }
 
@@ -169,7 +173,8 @@ impl Session {
         if room < 2 || mark.is_some() && run.len() > room {
             return None;
         }
-        let (chains, priority) = (&mut stream.chains, stream.raw_priority);
+        let priority = stream.given_priority();
+        let chains = &mut stream.chains;
         let len = run.len().min(room);
         let chain = chains.longest(&shared.gpu.driver, len, first, mark.as_ref(), priority)?;
         let run = &run[..chain.kernels.len()];
@@ -205,6 +210,8 @@ impl Session {
                 self.post_error(status);
             }
         }
+        let fill = run.iter().map(|one| one.fill).sum::<f32>() / run.len().max(1) as f32;
+        self.note_fill(index, fill);
         if let Some(Marking { body, .. }) = mark {
             self.flow.marks.note();
             self.note_mark(index, body.slot, body.value).ok()?;

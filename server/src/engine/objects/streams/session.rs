@@ -42,6 +42,7 @@ impl Session {
             Role::Blocking(legacy) => self.join_legacy(gpu, index, legacy)?,
         }
         let stream = self.objects.streams.at_mut(index)?;
+        stream.take_level(gpu, self.shared.standing.level(stream.device));
         stream.begin_work();
         Ok((index, stream.raw))
     }

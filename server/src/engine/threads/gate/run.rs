@@ -9,6 +9,7 @@ use crate::engine::base::waits::{Blockers, LEFT};
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::host::SCRATCH;
 use crate::engine::objects::pace::VERY_LONG;
+use crate::engine::objects::streams::clamped;
 use crate::engine::scheduling::dispatch::{self, Step};
 use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
@@ -615,7 +616,7 @@ impl Session {
         let Ok(body) = message.body::<StreamCreate>() else {
             return false;
         };
-        let priority = self.raw_priority_of(body.priority);
+        let priority = clamped(body.priority);
         let Ok(device) = shared.gpu.device(body.device) else {
             return false;
         };

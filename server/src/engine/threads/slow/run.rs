@@ -198,6 +198,7 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
                 return dispatch::end(shared, session, Some("no descriptors left".into()));
             }
             shared.roster.tell(EngineEvent::Connected(info));
+            shared.give_first_level(&session.shared);
             shared.lanes.send_home(session);
         }
         Err((socket, status, why)) => {

@@ -1,0 +1,57 @@
+//! How much of a device the kernels of a session can fill, and their progress.
+
+use super::Level;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::gpu::Gpu;
+use crate::engine::session::Session;
+use mpsshim_proto::handshake::MAX_DEVICES;
+
+impl Session {
+    /// The session's level on a device.
+    #[inline]
+    pub fn level(&self, device: Ordinal) -> Level {
+        self.shared.standing.level(device)
+    }
+
+    /// Looks at the progress of its kernels. Returns the part of each device that those in flight can fill, 1 for the
+    /// whole device.
+    pub fn fills(&mut self, gpu: &Gpu) -> [f32; MAX_DEVICES] {
+        let mut fills = [0.0f32; MAX_DEVICES];
+        let (mut moved, mut long) = ([false; MAX_DEVICES], [false; MAX_DEVICES]);
+        let streams = self
+            .objects
+            .streams
+            .iter_mut()
+            .chain(&mut self.objects.retired);
+        for stream in streams.filter(|stream| !stream.capturing) {
+            let at = stream.device.index();
+            let (fill, ended) = stream.fills(gpu, &self.shared.segment);
+            fills[at] += fill;
+            moved[at] |= ended;
+            long[at] |= stream.pace.runs_long();
+            let compared = self.shared.standing.level(stream.device).is_compared();
+            if compared && stream.is_unmarked() {
+                let device = &gpu.devices[stream.device];
+                let marked = device.make_current(&gpu.driver);
+                if let Err(status) = marked.and_then(|()| stream.checkpoint(gpu)) {
+                    gpu.note_status(status);
+                }
+            }
+        }
+        for (at, fill) in fills.iter_mut().enumerate() {
+            *fill = fill.min(1.0);
+            if *fill > 0.0 || moved[at] {
+                self.shared.standing.note_progress(at, moved[at], long[at]);
+            }
+        }
+        fills
+    }
+
+    /// Notes that a kernel that can fill this part of the device was submitted to the stream at this index.
+    #[inline]
+    pub fn note_fill(&mut self, index: usize, fill: f32) {
+        if let Ok(stream) = self.objects.streams.at_mut(index) {
+            stream.note_fill(fill);
+        }
+    }
+}
