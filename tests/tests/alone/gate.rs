@@ -31,6 +31,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
+/// So many blocks fill the device of softgpu if each has [`HALF`] bytes of shared memory.
+const FILLING: u32 = 16;
+const HALF: u32 = 48 << 10;
+
 /// A client whose kernels run until a word says that so many of them have ended.
 struct Spinner {
     client: Loaded,
@@ -90,9 +94,17 @@ impl Spinner {
 
     /// Launches the next kernel, which ends when [`Spinner::end`] has been told its number.
     fn launch(&mut self) {
+        self.launch_with(1, 0);
+    }
+
+    /// The same with this many blocks and bytes of shared memory for each.
+    fn launch_with(&mut self, blocks: u32, shared: u32) {
         self.launched += 1;
         let params = [self.word.as_bytes(), self.launched.as_bytes()].concat();
-        let body: Launch = launch(self.function, self.client.stream, 1, params.len());
+        let body = Launch {
+            shared,
+            ..launch(self.function, self.client.stream, blocks, params.len())
+        };
         let peer = &mut self.client.peer;
         peer.post(Op::Launch, &body, &params).expect("launch");
         let record = EventOnStream {
@@ -347,6 +359,37 @@ fn beside_a_kernel_without_end_newcomers_work_in_a_second_context() {
         newcomer(&scene).join().expect("a newcomer");
         moved() == before
     });
+}
+
+#[test]
+fn long_blocks_that_fill_the_device_get_a_context_apart_while_others_work() {
+    let _alone = alone();
+    let scene = Scene::with(&[]);
+    let mut spinner = Spinner::start(&scene);
+    let session = spinner.client.peer.welcome.session;
+    // A kernel of one wave, as long as several time slices of the device.
+    let mut kernel = || {
+        spinner.launch_with(FILLING, HALF);
+        let number = spinner.launched;
+        spinner.await_begun(number);
+        std::thread::sleep(Duration::from_millis(30));
+        spinner.end(number);
+    };
+    for _ in 0..20 {
+        kernel();
+    }
+    assert_eq!(row(&scene, session)["device_context"], 1, "nobody gains");
+    let bystander = Bystander::start(scene.worker());
+    wait_until("it has a context apart", || {
+        kernel();
+        row(&scene, session)["device_context"] == 2
+    });
+    assert!(log_has(&scene, "its blocks take long"));
+    for _ in 0..5 {
+        kernel();
+    }
+    bystander.goes_on();
+    bystander.stop();
 }
 
 #[test]

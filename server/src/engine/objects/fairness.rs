@@ -11,10 +11,12 @@
 mod session;
 
 use crate::engine::base::ordinal::Ordinal;
+use crate::engine::base::side::Side;
 use crate::engine::objects::levels::{Level, Levels};
 use mpsshim_model::limits::DEFAULT_WEIGHT;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -48,6 +50,8 @@ pub struct Fairness {
 struct Assigned {
     at: Option<Instant>,
     devices: [Levels; MAX_DEVICES],
+    /// Since when each session has had long blocks that fill a device; of a session apart, since when it has had none.
+    since: HashMap<u64, (bool, Instant)>,
 }
 
 /// A client's scheduling state.
@@ -58,6 +62,10 @@ pub struct Standing {
     /// Whether messages were dispatched at the last visit.
     has_work: AtomicBool,
     devices: [OnDevice; MAX_DEVICES],
+    /// Number of the side to which it is to move, plus 1; 0: it stays.
+    goes_to: AtomicU8,
+    /// It has a context apart from the other clients, because its blocks take long.
+    apart: AtomicBool,
 }
 
 /// A client's level on a device, and its demand.
@@ -74,6 +82,9 @@ struct OnDevice {
     long: AtomicBool,
     /// Part of the device that it has had lately, in thousandths.
     had: AtomicU32,
+    /// Times of a block of its long kernel in flight that fills the device, and of that kernel, in microseconds; 0: there
+    /// is none.
+    block: (AtomicU32, AtomicU32),
 }
 
 impl Default for Standing {
@@ -83,6 +94,8 @@ impl Default for Standing {
             clock: AtomicU64::new(0),
             has_work: AtomicBool::new(false),
             devices: Default::default(),
+            goes_to: AtomicU8::new(0),
+            apart: AtomicBool::new(false),
         }
     }
 }
@@ -127,6 +140,51 @@ impl Standing {
             }
             one.long.store(long, Ordering::Relaxed);
         }
+    }
+
+    /// Notes the times of a block of its long kernel in flight and of that kernel, zero if there is none.
+    pub fn note_block(&self, device: usize, (block, kernel): (Duration, Duration)) {
+        let store = |to: &AtomicU32, time: Duration| {
+            let time = time.as_micros().try_into().unwrap_or(u32::MAX);
+            to.store(time, Ordering::Relaxed);
+        };
+        if let Some(one) = self.devices.get(device) {
+            store(&one.block.0, block);
+            store(&one.block.1, kernel);
+        }
+    }
+
+    /// The times of a block of its long kernels in flight that fill a device, and of those kernels; zero if there are
+    /// none.
+    fn block(&self) -> (Duration, Duration) {
+        let time = |from: &AtomicU32| Duration::from_micros(from.load(Ordering::Relaxed).into());
+        let all = self.devices.iter();
+        all.map(|one| (time(&one.block.0), time(&one.block.1)))
+            .max()
+            .unwrap_or_default()
+    }
+
+    /// The side to which it is to move.
+    #[inline]
+    pub fn goes_to(&self) -> Option<Side> {
+        let number = self.goes_to.load(Ordering::Relaxed);
+        number.checked_sub(1).map(|at| Side::at(at.into()))
+    }
+
+    /// Orders it to move to a side, or to stay.
+    pub fn set_goes_to(&self, side: Option<Side>) {
+        let number = side.map_or(0, |side| side.index() as u8 + 1);
+        self.goes_to.store(number, Ordering::Relaxed);
+    }
+
+    /// Whether it has a context apart from the other clients.
+    pub fn is_apart(&self) -> bool {
+        self.apart.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether it has a context apart from the other clients.
+    pub fn set_apart(&self, apart: bool) {
+        self.apart.store(apart, Ordering::Relaxed);
     }
 
     /// Part of a device that it has had lately, in thousandths.

@@ -52,7 +52,8 @@ pub struct BlockPart {
 }
 
 impl Function {
-    /// Part of the device that a launch of this shape can fill, at most 1. The device's context must be current.
+    /// Part of the device that a launch of this shape can fill; more than 1 for several waves of blocks. The device's
+    /// context must be current.
     #[inline]
     pub fn fills(&self, gpu: &Gpu, launch: &Launch) -> f32 {
         let count = |all: [u32; 3]| {
@@ -71,7 +72,7 @@ impl Function {
             };
             self.block.set(block);
         }
-        (count(launch.grid) as f32 * block.part).min(1.0)
+        count(launch.grid) as f32 * block.part
     }
 }
 

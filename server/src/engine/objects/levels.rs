@@ -38,6 +38,10 @@ const NOTHING: f32 = 0.001;
 const AHEAD: f32 = 0.004;
 /// Most time by which a client may be ahead; its debt to the others is limited to this.
 const MOST_AHEAD: f32 = 1.0;
+/// A client without kernels in flight for longer than this is not active, in seconds.
+const LATELY: f32 = 0.1;
+/// Number of turns that a client gets although its kernels count as long: they may only have waited for others.
+const TRIES: u32 = 3;
 /// For how long the kernels of a client count as long after the latest long kernel, in seconds.
 const STAYS_LONG: f32 = 0.5;
 
@@ -140,6 +144,10 @@ struct Use {
     ahead: f32,
     /// For how long its kernels will still count as long, in seconds.
     long: f32,
+    /// Time since it last had kernels in flight, in seconds.
+    idle: f32,
+    /// Number of turns that it has had although its kernels count as long.
+    tried: u32,
     level: Level,
 }
 
@@ -178,6 +186,7 @@ impl Levels {
         for (claim, one) in &mut all {
             let wanted = (claim.wanted.as_secs_f32() / over).min(1.0);
             one.wants += fresh * (wanted - one.wants);
+            one.idle = if wanted > 0.0 { 0.0 } else { one.idle + over };
             one.long = if claim.long {
                 STAYS_LONG
             } else {
@@ -206,6 +215,11 @@ impl Levels {
             had: one.had,
         });
         given.collect()
+    }
+
+    /// Whether a client has had kernels in flight lately.
+    pub fn is_active(&self, session: u64) -> bool {
+        self.0.get(&session).is_some_and(|one| one.idle < LATELY)
     }
 
     /// State of a client; a new one is modest.
@@ -277,19 +291,25 @@ fn rank(all: &mut [(Claim, Use)]) {
 
 /// Gives the turn to one of the clients whose demand exceeds their share.
 fn give_turn(all: &mut [(Claim, Use)]) {
-    let ahead = |one: &Use| (one.is_ranked() && one.long <= 0.0).then_some(one.ahead);
-    let now = all.iter().position(|(_, one)| one.level == Level::Middle);
-    let now = now.filter(|at| ahead(&all[*at].1).is_some_and(|ahead| ahead <= AHEAD));
+    let may = |one: &Use| one.is_ranked() && (one.long <= 0.0 || one.tried < TRIES);
     let least = all.iter().filter(|(_, one)| one.is_ranked());
     let least = least
         .map(|(_, one)| one.ahead)
         .fold(f32::INFINITY, f32::min);
-    let next = || {
-        // If a client with long kernels has had the least, no client has the middle level.
-        all.iter()
-            .position(|(_, one)| ahead(one).is_some_and(|ahead| ahead <= least))
-    };
-    let turn = now.or_else(next);
+    let has = |(_, one): &(Claim, Use)| one.level == Level::Middle;
+    let goes_on = |(_, one): &(Claim, Use)| may(one) && one.ahead <= AHEAD;
+    let now = all.iter().position(|one| has(one) && goes_on(one));
+    // If a client with long kernels has had the least, no client has the middle level.
+    let next = all
+        .iter()
+        .position(|(_, one)| may(one) && one.ahead <= least);
+    if now.is_none()
+        && let Some(at) = all.iter().position(has)
+    {
+        let one = &mut all[at].1;
+        one.tried = if one.long > 0.0 { one.tried + 1 } else { 0 };
+    }
+    let turn = now.or(next);
     for (at, (_, one)) in all.iter_mut().enumerate() {
         if one.is_ranked() {
             one.level = if turn == Some(at) {

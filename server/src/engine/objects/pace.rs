@@ -160,10 +160,12 @@ impl Pace {
             )
     }
 
-    /// Whether a kernel that is known to be long is in flight.
-    pub fn runs_long(&self) -> bool {
-        self.measuring
-            .is_some_and(|(_, _, before)| matches!(before, Length::Long(_)))
+    /// The time of the kernel in flight, if it is known to be long.
+    pub fn runs_long(&self) -> Option<Duration> {
+        match self.measuring {
+            Some((_, _, Length::Long(time))) => Some(time),
+            _ => None,
+        }
     }
 
     /// Whether the oldest checkpoint has been pending for long.

@@ -20,10 +20,13 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::segment::reached;
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Weight of the latest kernel in a stream's average part of the device.
 const RECENT: f32 = 0.25;
+
+/// A kernel with blocks for more than this part of the device leaves no room for others.
+const FULL: f32 = 0.9;
 
 /// How a stream is ordered against its context's legacy default stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,6 +75,8 @@ pub struct Stream {
     given: i32,
     /// Part of the device that its kernels can fill, on average over the latest ones.
     fill: f32,
+    /// How often the blocks of the latest kernel fill the device.
+    waves: f32,
     /// `ops` when the latest kernel had been submitted.
     last_kernel: u64,
     /// Number of operations that were done at the latest look.
@@ -132,6 +137,7 @@ impl Stream {
             raw_priority,
             given: raw_priority,
             fill: 0.0,
+            waves: 0.0,
             last_kernel: 0,
             looked: 0,
             role,
@@ -270,10 +276,12 @@ impl Stream {
         self.given
     }
 
-    /// Notes that the latest operation includes kernels that can fill this part of the device.
+    /// Notes that the latest operation includes kernels with blocks for this part of the device, more than 1 for several
+    /// waves.
     #[inline]
-    pub fn note_fill(&mut self, fill: f32) {
-        self.fill += (fill - self.fill) * RECENT;
+    pub fn note_fill(&mut self, waves: f32) {
+        self.waves = waves;
+        self.fill += (waves.min(1.0) - self.fill) * RECENT;
         self.last_kernel = self.ops;
     }
 
@@ -288,6 +296,13 @@ impl Stream {
             0.0
         };
         (fill, done != before)
+    }
+
+    /// Estimates the times of a block and of the whole kernel in flight, if the kernel is known to be long and fills the
+    /// device.
+    pub fn long_block(&self) -> Option<(Duration, Duration)> {
+        let time = self.pace.runs_long().filter(|_| self.waves > FULL)?;
+        Some((time.div_f32(self.waves.ceil()), time))
     }
 
     /// Whether no mark of the server's will show when its latest kernel ends.

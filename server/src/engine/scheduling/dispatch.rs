@@ -6,6 +6,7 @@
 //! it probes the context every millisecond, since a fault would otherwise go unnoticed while clients wait for flags.
 
 use crate::engine::base::call::Incoming;
+use crate::engine::base::side::Side;
 use crate::engine::calls::Undone;
 use crate::engine::objects::fairness;
 use crate::engine::objects::held::Order;
@@ -52,6 +53,8 @@ pub enum Visit {
     Slow,
     /// Its variables are to be saved, by the snapshot thread that was reserved.
     Snapshot,
+    /// It moves to this side.
+    Move(Side),
     /// The session is over. With the reason, unless the client disconnected.
     Ended(Option<String>),
 }
@@ -143,6 +146,12 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
                 }
                 Visit::Snapshot => {
                     shared.lanes.snapshots.send(sessions.swap_remove(at));
+                    worked = true;
+                    continue;
+                }
+                Visit::Move(to) => {
+                    let session = sessions.swap_remove(at);
+                    shared.lanes.send_slow(SlowTask::Move(session, to));
                     worked = true;
                     continue;
                 }
@@ -327,6 +336,11 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     }
     if shared.fate.is_resting() {
         return session.come_to_rest(shared);
+    }
+    if session.shared.standing.goes_to().is_some()
+        && let Some(visit) = session.leave(shared)
+    {
+        return visit;
     }
     let mut count = 0;
     while count < BUDGET {

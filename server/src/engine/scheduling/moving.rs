@@ -9,6 +9,7 @@ use crate::engine::base::moment::Moment;
 use crate::engine::base::side::{self, Side};
 use crate::engine::images::instances::{self, Instance};
 use crate::engine::objects::pace::Length;
+use crate::engine::scheduling::dispatch::Visit;
 use crate::engine::session::Session;
 use crate::engine::session::bonds::Destination;
 use crate::engine::threads::shared::Shared;
@@ -18,7 +19,7 @@ use mpsshim_api::cuda::{
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 impl Shared {
     /// Returns a side to which a session that cannot load on `from` can move, preferably one that already has a
@@ -59,7 +60,48 @@ impl Shared {
     }
 }
 
+/// How long a session that is to leave its context submits nothing new while none of its work in flight ends: that may
+/// wait for the messages that are held back.
+const LEAVES: Duration = Duration::from_secs(3);
+/// How long a session that could not leave is not ordered to again.
+const STAYS: Duration = Duration::from_secs(600);
+
 impl Session {
+    /// Submits nothing new until nothing is in flight, so that the session can move to the side that it was ordered to.
+    /// `None` if it stays.
+    pub fn leave(&mut self, shared: &Shared) -> Option<Visit> {
+        let to = self.shared.standing.goes_to();
+        let refused = self.flow.stayed.is_some_and(|at| at.elapsed() < STAYS);
+        let to = to.filter(|to| *to != self.side && !self.flow.stays && !refused);
+        let in_flight = self.inbox.held.any() || self.has_work_in_flight(&shared.gpu);
+        if to.is_some() && in_flight && self.ends_its_work(shared) {
+            return Some(Visit::Full);
+        }
+        self.shared.standing.set_goes_to(None);
+        self.flow.leaves = None;
+        let to = to?;
+        if in_flight || !self.may_move(shared) {
+            let bonds = self.bonds(&shared.images, Destination::Annex);
+            let client = &self.shared.info;
+            tracing::info!("Client {client} stays in its context beside others: {bonds}");
+            self.flow.stayed = Some(Instant::now());
+            return None;
+        }
+        self.shared.standing.set_apart(to != Side::MAIN);
+        Some(Visit::Move(to))
+    }
+
+    /// Whether any of its work in flight has ended in the last [`LEAVES`].
+    fn ends_its_work(&mut self, shared: &Shared) -> bool {
+        let streams = self.objects.streams.iter_mut();
+        let streams = streams.chain(&mut self.objects.retired);
+        let done: u64 = streams.map(|stream| stream.take_notice(&shared.gpu)).sum();
+        let now = (done, Instant::now());
+        let last = self.flow.leaves.filter(|last| last.0 == done);
+        let last = *self.flow.leaves.insert(last.unwrap_or(now));
+        last.1.elapsed() < LEAVES
+    }
+
     /// Whether the session has no objects that bind it to its current context.
     pub fn may_move(&mut self, shared: &Shared) -> bool {
         let bonds = self.bonds(&shared.images, Destination::Annex);

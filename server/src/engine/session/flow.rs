@@ -37,6 +37,11 @@ pub struct Flow {
     pub short_since: Option<Instant>,
     /// When a long-running kernel of the session was last seen in flight.
     pub had_kernel: Option<Instant>,
+    /// While it submits nothing new, in order to move to another side: number of operations that have ended, and when
+    /// that last changed.
+    pub leaves: Option<(u64, Instant)>,
+    /// When it last could not move to another side as ordered.
+    pub stayed: Option<Instant>,
     /// It stays on its side, because it could not be moved to another one.
     pub stays: bool,
     /// The quiescent point at which it makes its call; other sessions submit nothing meanwhile.
@@ -72,6 +77,8 @@ impl Flow {
             has_graph_turn: false,
             short_since: None,
             had_kernel: None,
+            leaves: None,
+            stayed: None,
             stays: false,
             moment: None,
             images_of: None,

@@ -1,6 +1,7 @@
 //! Application of priorities, weights and levels to sessions.
 
-use super::LOOK;
+use super::{Assigned, LOOK};
+use crate::engine::base::side::Side;
 use crate::engine::objects::levels::{Claim, INTERVAL, Level};
 use crate::engine::session::SessionShared;
 use crate::engine::threads::shared::Shared;
@@ -43,6 +44,7 @@ impl Shared {
                     .store(had, Ordering::Relaxed);
             }
         }
+        self.separate(&mut assigned, &sessions, now);
     }
 
     /// Gives a new session its first level on each device.
@@ -56,6 +58,65 @@ impl Shared {
         for device in self.gpu.devices.iter() {
             session.standing.set_level(device.ordinal.index(), level);
         }
+    }
+}
+
+/// A session whose blocks take longer than this, and fill the device, is to have a context apart from the others: they
+/// would wait for the end of such a block, and in another context for a time slice of some milliseconds.
+const LONG_BLOCK: Duration = Duration::from_millis(5);
+/// For how long its blocks must have been long.
+const LONG_ENOUGH: Duration = Duration::from_millis(100);
+/// Kernels that are shorter by this factor gain by a context apart from long ones, whatever the time of their blocks.
+const SHORTER: u32 = 4;
+/// After this time without long blocks, a session apart returns: contexts of short kernels would halve each other.
+const RETURNS: Duration = Duration::from_secs(1);
+
+impl Shared {
+    /// Orders sessions with long blocks to move to a context of their own while others work beside them, and back.
+    fn separate(&self, assigned: &mut Assigned, sessions: &[Arc<SessionShared>], now: Instant) {
+        let active = |session: &SessionShared| {
+            let id = session.info.session;
+            assigned.devices.iter().any(|levels| levels.is_active(id))
+        };
+        let working: Vec<&Arc<SessionShared>> = sessions.iter().filter(|one| active(one)).collect();
+        let is_long = |session: &SessionShared| session.standing.block().0 > LONG_BLOCK;
+        // Beside long blocks, a short kernel takes as long as one of them.
+        let gains = |session: &SessionShared, beside: &SessionShared| {
+            let kernel = |session: &SessionShared| session.standing.block().1;
+            !is_long(session) || SHORTER * kernel(session) < kernel(beside)
+        };
+        let mut since = std::mem::take(&mut assigned.since);
+        since.retain(|id, _| sessions.iter().any(|one| one.info.session == *id));
+        for session in &working {
+            let (id, standing, side) = (session.info.session, &session.standing, session.side());
+            let long = is_long(session);
+            let known = since.entry(id).or_insert((long, now));
+            if known.0 != long {
+                *known = (long, now);
+            }
+            let lasted = now.saturating_duration_since(known.1);
+            if standing.goes_to().is_some() {
+                continue;
+            }
+            let beside = |side: Side| {
+                let others = working.iter().filter(|one| one.info.session != id);
+                others.filter(move |one| one.side() == side)
+            };
+            if long && side == Side::MAIN && lasted > LONG_ENOUGH {
+                let gains = beside(side).any(|one| gains(one, session));
+                let apart = sessions.iter().find(|one| one.standing.is_apart());
+                let to = apart.map(|one| one.side()).or_else(|| self.way_out(side));
+                standing.set_goes_to(to.filter(|to| gains && *to != side));
+            } else if !long
+                && standing.is_apart()
+                && side != Side::MAIN
+                && lasted > RETURNS
+                && beside(Side::MAIN).next().is_some()
+            {
+                standing.set_goes_to(Some(Side::MAIN));
+            }
+        }
+        assigned.since = since;
     }
 }
 

@@ -5,6 +5,7 @@ use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::Gpu;
 use crate::engine::session::Session;
 use mpsshim_proto::handshake::MAX_DEVICES;
+use std::time::Duration;
 
 impl Session {
     /// The session's level on a device.
@@ -18,6 +19,7 @@ impl Session {
     pub fn fills(&mut self, gpu: &Gpu) -> [f32; MAX_DEVICES] {
         let mut fills = [0.0f32; MAX_DEVICES];
         let (mut moved, mut long) = ([false; MAX_DEVICES], [false; MAX_DEVICES]);
+        let mut block = [(Duration::ZERO, Duration::ZERO); MAX_DEVICES];
         let streams = self
             .objects
             .streams
@@ -28,7 +30,8 @@ impl Session {
             let (fill, ended) = stream.fills(gpu, &self.shared.segment);
             fills[at] += fill;
             moved[at] |= ended;
-            long[at] |= stream.pace.runs_long();
+            long[at] |= stream.pace.runs_long().is_some();
+            block[at] = block[at].max(stream.long_block().unwrap_or_default());
             let compared = self.shared.standing.level(stream.device).is_compared();
             if compared && stream.is_unmarked() {
                 let device = &gpu.devices[stream.device];
@@ -41,7 +44,9 @@ impl Session {
         for (at, fill) in fills.iter_mut().enumerate() {
             *fill = fill.min(1.0);
             if *fill > 0.0 || moved[at] {
-                self.shared.standing.note_progress(at, moved[at], long[at]);
+                let standing = &self.shared.standing;
+                standing.note_progress(at, moved[at], long[at]);
+                standing.note_block(at, block[at]);
             }
         }
         fills

@@ -319,9 +319,16 @@ pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
     let (from, there) = (session.side.number(), to.number());
     if !session.has_images_as_new(shared) {
         session.flow.stays = true;
+        session.shared.standing.set_apart(false);
         return shared.lanes.gate(session.side).admit(shared, session);
     }
     match session.move_to(shared, to) {
+        Ok(()) if session.shared.standing.is_apart() => {
+            tracing::info!("Client {info} works in context {there}: its blocks take long");
+        }
+        Ok(()) if to == Side::MAIN => {
+            tracing::info!("Client {info} works in context {there} again");
+        }
         Ok(()) => tracing::info!(
             "Client {info} works in context {there}: long kernels block context {from}"
         ),
@@ -329,6 +336,7 @@ pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
             tracing::warn!("Client {info} cannot work in context {there}: {status}");
             shared.gpu.note_status(status);
             session.flow.stays = true;
+            session.shared.standing.set_apart(false);
             // The context may have been made for it.
             shared.lanes.gate(to).knock();
         }
