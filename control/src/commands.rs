@@ -1,6 +1,7 @@
 //! The commands of the control daemon, each declared once in [`TABLE`]; [`super::parse`] parses them.
 
 use mpsshim_model::limits::Quantum;
+use mpsshim_model::policy::Scheduling;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -218,6 +219,19 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         Kind::Lists,
+        "get_scheduling",
+        "[UID]",
+        "order in which the kernels of clients in proxy mode are served, of the daemon and of users with one of their own, or the one in force for a user",
+    ),
+    row(
+        Kind::Acts,
+        "set_scheduling",
+        "auto|fifo|none [UID]",
+        "set this order, at once, for running and later servers, of one user's clients or of all users without one of their own. auto: short work does not wait \
+         behind long work; fifo: in the order of submission. none UID: the user has none of its own",
+    ),
+    row(
+        Kind::Lists,
         "get_client_weight",
         "SERVER_PID CLIENT_PID",
         "weight of a running client relative to the others: its share of dispatch, in direct mode of turns",
@@ -431,6 +445,12 @@ pub enum Command {
     Quantum(Whose),
     /// `set_[default_]quantum`
     SetQuantum(Whose, Quantum),
+    /// `get_scheduling [UID]`
+    Scheduling(Option<u32>),
+    /// `set_scheduling auto|fifo`: for users without one of their own.
+    SetScheduling(Scheduling),
+    /// `set_scheduling auto|fifo|none UID`; `None`: the user has none of its own.
+    SetUserScheduling(u32, Option<Scheduling>),
     /// `get_client_weight SERVER_PID CLIENT_PID`
     Weight {
         /// Whose client.

@@ -16,6 +16,7 @@ use mpsshim_model::amount;
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, Percentage, Usage};
 use mpsshim_model::mode::Modes;
+use mpsshim_model::policy::{Scheduling, SchedulingPolicy};
 use nix::unistd::{Uid, User};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -544,6 +545,31 @@ pub fn quantum(server: Option<i32>, limits: &Limits) -> Listing {
     }
 }
 
+/// `get_scheduling`: that of users without one of their own, then a row for each user with one; or that in force for one
+/// user.
+pub fn scheduling(policy: &SchedulingPolicy, only: Option<u32>) -> Listing {
+    let mut all = match only {
+        Some(uid) => vec![(Some(uid), policy.of(uid))],
+        None => vec![(None, policy.default)],
+    };
+    if only.is_none() {
+        let users = policy.users.iter();
+        all.extend(users.map(|(uid, scheduling)| (Some(*uid), *scheduling)));
+    }
+    let row = |(uid, scheduling): &(Option<u32>, Scheduling)| {
+        let name = uid.map_or(Value::Null, user_name);
+        vec![json!(uid), name, json!(scheduling)]
+    };
+    Listing::of_lines(
+        &["uid", "user", "scheduling"],
+        all.iter().map(row).collect(),
+        all.iter().map(|(uid, scheduling)| match uid {
+            Some(uid) if only.is_none() => format!("{uid} {scheduling}"),
+            _ => scheduling.to_string(),
+        }),
+    )
+}
+
 /// `get_client_weight`: of each session of a process.
 pub fn weights(server: i32, client: i32, weights: &[(u64, u32)]) -> Listing {
     let row = |(session, weight): &(u64, u32)| {
@@ -595,6 +621,23 @@ mod tests {
         assert_eq!(called(own), std::env::args().next().unwrap_or_default());
         // No process has this id.
         assert_eq!((namespace(0).as_str(), called(0).as_str()), ("-", "-"));
+    }
+
+    #[test]
+    fn schedulings_are_listed() {
+        let mut policy = SchedulingPolicy::default();
+        assert_eq!(scheduling(&policy, None).print(Format::Table), "auto");
+        // No user has this id.
+        let uid = 4_000_000_000;
+        policy.users.insert(uid, Scheduling::Fifo);
+        let print = |only, format| scheduling(&policy, only).print(format);
+        assert_eq!(print(None, Format::Table), "auto\n4000000000 fifo");
+        assert_eq!(print(Some(uid), Format::Table), "fifo");
+        assert_eq!(print(Some(uid - 1), Format::Table), "auto");
+        assert_eq!(
+            print(None, Format::Csv),
+            "uid,user,scheduling\n,,auto\n4000000000,,fifo\n"
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::defaults;
 use clap::ValueEnum;
 use mpsshim_model::amount;
 use mpsshim_model::limits::Quantum;
+use mpsshim_model::policy::Scheduling;
 use std::time::Duration;
 
 /// Largest weight of a client.
@@ -233,6 +234,26 @@ impl Arguments<'_> {
         quantum.map_err(|error| self.wrong(format!("\"{text}\": {error}")))
     }
 
+    fn scheduling(&self) -> Result<Command, CommandError> {
+        let (word, uid) = match self.words.as_slice() {
+            [word] => (*word, None),
+            [word, uid] => (*word, Some(self.user(uid)?)),
+            _ => return Err(self.wrong("auto, fifo or none, and perhaps a user id, expected")),
+        };
+        let scheduling =
+            match word {
+                "none" => None,
+                word => Some(Scheduling::from_str(word, false).map_err(|_| {
+                    self.wrong(format!("\"{word}\" is not one of auto, fifo, none"))
+                })?),
+            };
+        match (scheduling, uid) {
+            (scheduling, Some(uid)) => Ok(Command::SetUserScheduling(uid, scheduling)),
+            (Some(scheduling), None) => Ok(Command::SetScheduling(scheduling)),
+            (None, None) => Err(self.wrong("none needs a user id")),
+        }
+    }
+
     fn trace(&self) -> Result<Command, CommandError> {
         match self.words.as_slice() {
             ["stop"] => Ok(Command::TraceStop),
@@ -349,6 +370,14 @@ impl Arguments<'_> {
                 let [value] = self.exactly("a priority")?;
                 Command::SetPriority(defaults::priority(value).ok_or(CommandError::Priority)?)
             }
+            "get_scheduling" => match self.words.as_slice() {
+                [] => Command::Scheduling(None),
+                _ => {
+                    let [uid] = self.exactly("one user id")?;
+                    Command::Scheduling(Some(self.user(uid)?))
+                }
+            },
+            "set_scheduling" => self.scheduling()?,
             "get_client_weight" => {
                 let (server, client) = self.client(self.exactly(both)?)?;
                 Command::Weight { server, client }
@@ -589,6 +618,35 @@ mod tests {
     }
 
     #[test]
+    fn schedulings_are_understood() {
+        assert_eq!(ok("get_scheduling"), Command::Scheduling(None));
+        assert_eq!(ok("get_scheduling 7"), Command::Scheduling(Some(7)));
+        for (word, scheduling) in [("auto", Scheduling::Auto), ("fifo", Scheduling::Fifo)] {
+            let all = ok(&format!("set_scheduling {word}"));
+            assert_eq!(all, Command::SetScheduling(scheduling));
+            let one = ok(&format!("set_scheduling {word} 0"));
+            assert_eq!(one, Command::SetUserScheduling(0, Some(scheduling)));
+        }
+        let none = Command::SetUserScheduling(7, None);
+        assert_eq!(ok("set_scheduling none 7"), none);
+        for (arguments, why) in [
+            ("", "auto, fifo or none, and perhaps a user id, expected"),
+            ("fifo 7 8", "auto, fifo or none, and perhaps a user id"),
+            ("lifo", "\"lifo\" is not one of auto, fifo, none"),
+            ("7 fifo", "\"fifo\" is not a user id"),
+            ("fifo ada", "\"ada\" is not a user id"),
+            ("fifo 4294967295", "\"4294967295\" is not a user id"),
+            ("none", "none needs a user id"),
+        ] {
+            let wrong = error(&format!("set_scheduling {arguments}"));
+            assert!(wrong.contains(why), "{wrong}");
+            assert!(wrong.ends_with("usage: set_scheduling auto|fifo|none [UID]"));
+        }
+        assert!(error("get_scheduling ada").contains("\"ada\" is not a user id"));
+        assert!(error("get_scheduling 1 2").contains("one user id expected"));
+    }
+
+    #[test]
     fn formats_are_understood() {
         assert_eq!(format("ps"), Format::Table);
         assert_eq!(format("ps -p 7 --format=json"), Format::Json);
@@ -656,6 +714,7 @@ mod tests {
                 "PID [-t SECONDS] [-f]" => "1 -t 5",
                 "start FILE|stop" => "stop",
                 text if text.starts_with("list|") => "list",
+                "auto|fifo|none [UID]" => "fifo 1",
                 "PID DEVICE"
                 | "UID DEVICE"
                 | "SERVER_PID CLIENT_PID"

@@ -12,8 +12,7 @@ use crate::quarantine::QuarantinePolicy;
 use crate::seqpacket;
 use clap::ValueEnum;
 use mpsshim_model::mode::{Modes, NoModes};
-use mpsshim_model::policy::MarkKind;
-use mpsshim_model::policy::TurnPolicy;
+use mpsshim_model::policy::{MarkKind, Scheduling, TurnPolicy};
 use mpsshim_proto::directory;
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -75,6 +74,8 @@ pub const MARKS: &str = "MPSSHIM_MARKS";
 pub const MODE: &str = "MPSSHIM_MODE";
 /// When clients in direct mode take turns.
 pub const TURNS: &str = "MPSSHIM_TURNS";
+/// In which order the kernels of clients in proxy mode are served.
+pub const SCHEDULING: &str = "MPSSHIM_SCHEDULING";
 /// Whether programs that may have caused a fault are quarantined.
 pub const QUARANTINE: &str = "MPSSHIM_QUARANTINE";
 
@@ -208,6 +209,15 @@ pub const TABLE: &[Setting] = &[
                   turns than with the driver's time slices, or if their shares differ. Read by the daemon.",
     },
     Setting {
+        name: SCHEDULING,
+        key: Some("scheduling"),
+        default: "auto",
+        meaning: "In which order the kernels of clients in proxy mode are served. auto: short work does not wait behind long \
+                  work, and whoever has had more than its share comes last. fifo: in the order of submission, as under \
+                  NVIDIA MPS. The default of the daemon, which `set_scheduling` changes, for all clients or those of a \
+                  user. Read by the daemon.",
+    },
+    Setting {
         name: STANDBY,
         key: Some("standby"),
         default: "0",
@@ -337,7 +347,7 @@ pub struct Settings {
     pub turns: TurnPolicy,
     /// [`QUARANTINE`].
     pub quarantine: QuarantinePolicy,
-    /// [`ACTIVE_THREAD_PERCENTAGE`], [`PINNED_DEVICE_MEM_LIMIT`] and [`CLIENT_PRIORITY`].
+    /// [`ACTIVE_THREAD_PERCENTAGE`], [`PINNED_DEVICE_MEM_LIMIT`], [`CLIENT_PRIORITY`] and [`SCHEDULING`].
     pub defaults: Defaults,
     /// Warnings about values of these in the environment that could not be parsed.
     pub ignored: Vec<String>,
@@ -394,7 +404,9 @@ impl Settings {
             None if is_root => PathBuf::from("/var/log/mpsshim"),
             None => pipe_directory.join(LOGS),
         };
-        let (defaults, ignored) = Defaults::from_given(&get).map_err(SettingsError::File)?;
+        let (mut defaults, ignored) = Defaults::from_given(&get).map_err(SettingsError::File)?;
+        let scheduling = get(SCHEDULING).map_or(Ok(Scheduling::default()), word)?;
+        defaults.limits.scheduling.default = scheduling;
         Ok(Settings {
             config: None,
             pipe_directory,
@@ -694,6 +706,18 @@ mod tests {
         assert_eq!(turns("always"), Ok(TurnPolicy::Always));
         let error = turns("1").expect_err("no policy").to_string();
         assert_eq!(error, "MPSSHIM_TURNS=1 is not one of auto, always, never");
+    }
+
+    #[test]
+    fn kernels_are_served_in_one_of_two_orders() {
+        let scheduling = |value| {
+            let found = settings(&[(SCHEDULING, value)], true);
+            found.map(|found| found.defaults.limits.scheduling.default)
+        };
+        assert_eq!(scheduling(""), Ok(Scheduling::Auto));
+        assert_eq!(scheduling("fifo"), Ok(Scheduling::Fifo));
+        let error = scheduling("none").expect_err("no scheduling").to_string();
+        assert_eq!(error, "MPSSHIM_SCHEDULING=none is not one of auto, fifo");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 
 use crate::bonds::Bonds;
 use crate::mode::Mode;
+use crate::policy::SchedulingPolicy;
 use mpsshim_proto::handshake::ClientHello;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -154,6 +155,9 @@ pub struct Limits {
     /// How long a client in direct mode keeps its turn while others wait; a change applies to connected clients, too.
     #[serde(default)]
     pub quantum: Quantum,
+    /// In which order the kernels of clients in proxy mode are served; a change applies to connected clients, too.
+    #[serde(default)]
+    pub scheduling: SchedulingPolicy,
 }
 
 impl Limits {
@@ -161,6 +165,7 @@ impl Limits {
     pub fn of_user(&self, uid: u32) -> Limits {
         let mut limits = self.clone();
         limits.user_memory.retain(|user, _| *user == uid);
+        limits.scheduling.users.retain(|user, _| *user == uid);
         limits
     }
 }
@@ -173,6 +178,7 @@ impl Default for Limits {
             user_memory: BTreeMap::new(),
             priority: 0,
             quantum: Quantum::DEFAULT,
+            scheduling: SchedulingPolicy::default(),
         }
     }
 }
@@ -296,6 +302,7 @@ pub struct TurnUsage {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::Scheduling;
 
     #[test]
     fn percentages_are_read_and_printed() {
@@ -337,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_of_an_older_daemon_have_the_usual_quantum() {
+    fn limits_of_an_older_daemon_have_the_usual_quantum_and_scheduling() {
         let json = r#"{"threads":10000,"memory":{},"priority":0}"#;
         assert_eq!(
             serde_json::from_str::<Limits>(json).expect("limits"),
@@ -345,6 +352,20 @@ mod tests {
         );
         let json = r#"{"threads":10000,"memory":{},"priority":0,"quantum":0}"#;
         assert!(serde_json::from_str::<Limits>(json).is_err());
+    }
+
+    #[test]
+    fn a_user_s_server_knows_nothing_of_other_users() {
+        let mut limits = Limits::default();
+        limits.scheduling.default = Scheduling::Fifo;
+        for uid in [7, 8] {
+            limits.user_memory.insert(uid, [(0, 1)].into());
+            limits.scheduling.users.insert(uid, Scheduling::Auto);
+        }
+        let own = limits.of_user(7);
+        assert_eq!(own.user_memory.keys().collect::<Vec<_>>(), [&7]);
+        assert_eq!(own.scheduling.users.keys().collect::<Vec<_>>(), [&7]);
+        assert_eq!(own.scheduling.default, Scheduling::Fifo);
     }
 
     #[test]

@@ -184,9 +184,10 @@ impl Engine {
         }
     }
 
-    /// Sets the limits of clients that connect from now on.
+    /// Sets the limits of clients that connect from now on, and the scheduling of all clients.
     pub fn set_limits(&self, limits: Limits) {
-        *self.shared.roster.limits.lock() = limits;
+        let before = std::mem::replace(&mut *self.shared.roster.limits.lock(), limits);
+        self.shared.change_scheduling(&before.scheduling);
     }
 
     /// Sets a client's weight. Unknown sessions are ignored.

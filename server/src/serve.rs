@@ -16,6 +16,7 @@ use mpsshim_control::trace::Totals;
 use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent, Suspect};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, Quantum, Usage};
+use mpsshim_model::policy::SchedulingPolicy;
 use mpsshim_proto::handshake::ClientHello;
 use mpsshim_proto::wire;
 use std::collections::BTreeMap;
@@ -248,6 +249,7 @@ impl<H: Host> Serving<H> {
             user_memory,
             priority,
             quantum,
+            scheduling,
         } = &self.limits;
         tracing::info!("Active Threads Percentage set to {threads}");
         for (device, bytes) in memory {
@@ -266,6 +268,21 @@ impl<H: Host> Serving<H> {
         // NVIDIA's server has no such line: the default quantum is not logged.
         if *quantum != Quantum::DEFAULT {
             tracing::info!("Quantum of direct mode set to {quantum} ms");
+        }
+        // Nor this one.
+        if *scheduling != SchedulingPolicy::default() {
+            tracing::info!("Scheduling set to {}", scheduling.default);
+        }
+        for (uid, scheduling) in &scheduling.users {
+            tracing::info!("Scheduling of user {uid} set to {scheduling}");
+        }
+    }
+
+    /// Logs that the scheduling is the default again.
+    fn announce_default_scheduling(&self, before: &Limits) {
+        let default = SchedulingPolicy::default();
+        if self.limits.scheduling == default && before.scheduling != default {
+            tracing::info!("Scheduling set to {}", default.default);
         }
     }
 
@@ -340,8 +357,9 @@ impl<H: Host> Serving<H> {
                     }
                     Some(Order::Limits(limits)) => {
                         self.host.set_limits(limits.clone());
-                        self.limits = limits;
+                        let before = std::mem::replace(&mut self.limits, limits);
                         self.announce_limits();
+                        self.announce_default_scheduling(&before);
                     }
                     Some(Order::Weight(session, weight)) => self.host.set_weight(session, weight),
                     // The process's own output on standard error goes to server.log as well.

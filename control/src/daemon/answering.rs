@@ -311,6 +311,18 @@ impl Daemon {
                 let done = self.change(whose, |limits| limits.quantum = *quantum);
                 done.map(|()| Answer::done(""))
             }
+            Command::Scheduling(uid) => {
+                let policy = &self.servers.default_limits().scheduling;
+                Ok(print(listing::scheduling(policy, *uid)))
+            }
+            Command::SetScheduling(scheduling) => {
+                self.servers.set_scheduling(*scheduling);
+                Ok(Answer::done(""))
+            }
+            Command::SetUserScheduling(uid, scheduling) => {
+                let set = self.servers.set_user_scheduling(*uid, *scheduling);
+                set.map(|()| Answer::done("")).map_err(Answer::failed)
+            }
             Command::Weight { server, client } => self.weights(server, *client, usage).map(print),
             Command::SetWeight {
                 server,

@@ -5,6 +5,7 @@ use crate::usage::Report;
 use crate::user_memory;
 use mpsshim_model::device::{self, DeviceInfo};
 use mpsshim_model::limits::Limits;
+use mpsshim_model::policy::{Scheduling, SchedulingPolicy};
 
 impl Servers {
     /// Default limits of new servers.
@@ -44,7 +45,29 @@ impl Servers {
         bytes: Option<u64>,
     ) -> Result<(), String> {
         user_memory::set_limit(&mut self.defaults.limits, uid, device, bytes)?;
-        self.tell_user_limits();
+        self.tell_policies();
+        Ok(())
+    }
+
+    /// Sets the scheduling of all users without one of their own, at every server.
+    pub fn set_scheduling(&mut self, scheduling: Scheduling) {
+        self.defaults.limits.scheduling.default = scheduling;
+        self.tell_policies();
+    }
+
+    /// Sets the scheduling of a user's clients, at every server. `None`: the user has none of its own any more.
+    ///
+    /// # Errors
+    /// Too many users have one of their own; nothing is changed then.
+    pub fn set_user_scheduling(
+        &mut self,
+        uid: u32,
+        scheduling: Option<Scheduling>,
+    ) -> Result<(), String> {
+        let policy = &mut self.defaults.limits.scheduling;
+        let set = policy.set_user(uid, scheduling);
+        set.map_err(|error| error.to_string())?;
+        self.tell_policies();
         Ok(())
     }
 
@@ -58,24 +81,32 @@ impl Servers {
         }
     }
 
-    fn tell_user_limits(&mut self) {
+    /// Tells the servers what applies to all of them: limits of users and scheduling.
+    fn tell_policies(&mut self) {
         for index in 0..self.running.len() {
-            let user_memory = self.limits_for(self.running[index].uid).user_memory;
+            let Limits {
+                user_memory,
+                scheduling,
+                ..
+            } = self.limits_for(self.running[index].uid);
             let server = &mut self.running[index];
             let limits = Limits {
                 user_memory,
+                scheduling,
                 ..server.limits.clone()
             };
             if limits != server.limits
                 && let Err(why) = server.order_limits(limits)
             {
-                tracing::warn!("{why}: it keeps to the limits of users that it had");
+                tracing::warn!(
+                    "{why}: it keeps to the limits of users and the scheduling that it had"
+                );
             }
         }
     }
 
-    /// Adopts the user limits set at the previous daemon, except where a limit has been set since. `limits` must come
-    /// from an introduction that has been checked.
+    /// Adopts the limits and the scheduling of users set at the previous daemon, except where they have been set since.
+    /// `limits` must come from an introduction that has been checked.
     pub(super) fn adopt_user_limits(&mut self, limits: &Limits) {
         for (uid, devices) in &limits.user_memory {
             for (device, bytes) in devices {
@@ -92,7 +123,16 @@ impl Servers {
                 }
             }
         }
-        self.tell_user_limits();
+        let SchedulingPolicy { users, .. } = &limits.scheduling;
+        for (uid, scheduling) in users {
+            let own = &mut self.defaults.limits.scheduling;
+            if !own.users.contains_key(uid)
+                && let Err(why) = own.set_user(*uid, Some(*scheduling))
+            {
+                tracing::warn!("The scheduling of user {uid} is ignored: {why}");
+            }
+        }
+        self.tell_policies();
     }
 
     /// Gives all sessions of a client process a weight.

@@ -10,6 +10,7 @@ use crate::takeover::{Introduction, Unknown, Verdict};
 use crate::user_memory::MOST_LIMITS;
 use mpsshim_model::client::Credentials;
 use mpsshim_model::limits::Limits;
+use mpsshim_model::policy::SchedulingPolicy;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -121,6 +122,14 @@ fn check(limits: &Limits, of: Option<u32>, devices: Option<usize>) -> Result<(),
     if of_users.map(|user| user.len()).sum::<usize>() > MOST_LIMITS {
         return Err(format!("it reports over {MOST_LIMITS} limits of users"));
     }
+    let scheduling = &limits.scheduling.users;
+    if let Some(uid) = scheduling.keys().find(stranger) {
+        return Err(format!("it reports the scheduling of user {uid}"));
+    }
+    let most = SchedulingPolicy::MOST_USERS;
+    if scheduling.len() > most {
+        return Err(format!("it reports the scheduling of over {most} users"));
+    }
     if limits.priority > 1 {
         return Err(format!("it reports priority {}", limits.priority));
     }
@@ -144,6 +153,7 @@ fn check_program(program: Option<&Program>, of: Option<u32>) -> Result<(), Strin
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mpsshim_model::policy::Scheduling;
 
     #[test]
     fn a_server_is_there_for_a_program_of_its_user() {
@@ -186,6 +196,14 @@ mod tests {
         refused(&of_clients, Some(7), Some(2), "a limit for device 3");
         let many = limits((0..=MOST_LIMITS as u32).map(|uid| (uid, 0)));
         refused(&many, None, None, "over 1000 limits");
+        let mut scheduled = Limits::default();
+        scheduled.scheduling.users.insert(8, Scheduling::Fifo);
+        assert_eq!(check(&scheduled, Some(8), None), Ok(()));
+        assert_eq!(check(&scheduled, None, None), Ok(()));
+        refused(&scheduled, Some(7), None, "the scheduling of user 8");
+        let many = (0..=SchedulingPolicy::MOST_USERS as u32).map(|uid| (uid, Scheduling::Fifo));
+        scheduled.scheduling.users = many.collect();
+        refused(&scheduled, None, None, "the scheduling of over 500 users");
         let low = Limits {
             priority: 2,
             ..Limits::default()

@@ -98,6 +98,10 @@ fn what_is_wrong_is_said_with_file_line_and_key() {
             "turns = no is not one of auto, always, never",
         ),
         (
+            "scheduling = \"lifo\"",
+            "scheduling = lifo is not one of auto, fifo",
+        ),
+        (
             "cuda_library = \"libcuda.so.1\"",
             "cuda_library = libcuda.so.1 is not an absolute path",
         ),

@@ -2,6 +2,7 @@
 
 use mpsshim_tests::control_daemon::{Client, Done, Place, other_user, wait_until};
 use mpsshim_tests::scene::daemon_with;
+use nix::sys::signal::Signal;
 
 const UUID: &str = "GPU-00000000-0000-0000-0000-000000000000";
 
@@ -206,6 +207,81 @@ fn memory_limits_of_a_user() {
 }
 
 #[test]
+fn scheduling_of_all_and_of_a_user() {
+    let place = daemon_with(&[("MPSSHIM_SCHEDULING", "fifo")]);
+    let get = |arguments: &[&str]| {
+        let done = place.control(&[&["get_scheduling"], arguments].concat());
+        (done.code, done.out)
+    };
+    let set = |arguments: &[&str]| {
+        let done = place.control(&[&["set_scheduling"], arguments].concat());
+        assert_eq!(outcome(&done), (0, ""), "{arguments:?}");
+    };
+    let says = |text: &str| (0, format!("{text}\n"));
+    assert_eq!(get(&[]), says("fifo"));
+    set(&["auto", "1000"]);
+    assert_eq!(get(&[]), says("fifo\n1000 auto"));
+    assert_eq!(
+        (get(&["1000"]), get(&["1001"])),
+        (says("auto"), says("fifo"))
+    );
+    let json = place.control(&["--format", "json", "get_scheduling"]).out;
+    let daemon_s = r#"{"scheduling":"fifo","uid":null,"user":null}"#;
+    assert!(json.contains(daemon_s), "{json}");
+    assert!(json.contains(r#""uid":1000"#), "{json}");
+    let (_client, first) = serve(&place);
+    let told = |text: &str| {
+        wait_until("the server knows", || {
+            last_said(&place, "Scheduling") == text
+        });
+    };
+    told("Scheduling of user 1000 set to auto");
+    // A running server is told at once.
+    set(&["fifo", "1001"]);
+    told("Scheduling of user 1001 set to fifo");
+    set(&["none", "1000"]);
+    set(&["none", "1001"]);
+    told("Scheduling set to fifo");
+    assert_eq!(get(&[]), says("fifo"));
+    set(&["auto"]);
+    told("Scheduling set to auto");
+    // And so is the next one.
+    set(&["fifo"]);
+    set(&["auto", "7"]);
+    place.control(&["shutdown_server", &first, "-f"]);
+    let (_client, second) = serve(&place);
+    assert_ne!(first, second);
+    told("Scheduling of user 7 set to auto");
+    for (arguments, error) in [
+        (&["lifo"][..], "\"lifo\" is not one of auto, fifo, none"),
+        (&["fifo", "root"], "\"root\" is not a user id"),
+        (&["none"], "none needs a user id"),
+        (&[], "auto, fifo or none, and perhaps a user id, expected"),
+    ] {
+        let done = place.control(&[&["set_scheduling"], arguments].concat());
+        assert_eq!(done.code, 1, "{arguments:?}");
+        assert!(done.out.contains(error), "{}", done.out);
+    }
+    assert_eq!(get(&[]), says("fifo\n7 auto"));
+}
+
+#[test]
+fn the_next_daemon_takes_over_the_scheduling_of_users() {
+    let place = Place::with_daemon();
+    let user = place.uid().to_string();
+    let get = || place.control(&["get_scheduling"]).out;
+    let done = place.control(&["set_scheduling", "fifo", &user]);
+    assert_eq!(outcome(&done), (0, ""));
+    let (_client, _server) = serve(&place);
+    place.signal_daemon(Signal::SIGKILL);
+    wait_until("another daemon listens", || {
+        place.control(&["-d"]).code == 0
+    });
+    let taken = format!("auto\n{user} fifo\n");
+    wait_until("it has taken the server over", || get() == taken);
+}
+
+#[test]
 fn priorities_and_weights() {
     let place = Place::with_daemon();
     let get = || place.control(&["get_default_client_priority"]).out;
@@ -389,6 +465,8 @@ fn only_the_owner_changes_anything() {
         &["set_device_pinned_mem_limit", "1", "0", "1G"],
         &["set_user_device_pinned_mem_limit", "1", "0", "1G"],
         &["set_default_client_priority", "1"],
+        &["set_scheduling", "fifo"],
+        &["set_scheduling", "fifo", "1"],
         &["set_client_weight", "1", "1", "5"],
     ] {
         let done = place.control_as(user, command);
@@ -402,6 +480,7 @@ fn only_the_owner_changes_anything() {
         &["get_default_device_pinned_mem_limit", "0"],
         &["get_user_device_pinned_mem_limit", "1", "0"],
         &["get_default_client_priority"],
+        &["get_scheduling"],
         &["device_query"],
     ] {
         assert_eq!(place.control_as(user, command).code, 0, "{command:?}");

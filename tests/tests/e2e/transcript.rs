@@ -185,6 +185,8 @@ fn every_command_is_in_the_transcript() {
         "set_default_quantum",
         "get_user_device_pinned_mem_limit",
         "set_user_device_pinned_mem_limit",
+        "get_scheduling",
+        "set_scheduling",
     ];
     for row in TABLE.iter().filter(|row| !ours.contains(&row.name)) {
         let given = |line: &str| {

@@ -80,12 +80,14 @@ struct OnDevice {
     moved: AtomicBool,
     /// Whether a kernel that is known to take long is in flight.
     long: AtomicBool,
-    /// Part of the device that it has had lately, in thousandths.
+    /// Part of the device that it has had lately, in thousandths; [`NOT_KNOWN`] if that is not counted.
     had: AtomicU32,
     /// Times of a block of its long kernel in flight that fills the device, and of that kernel, in microseconds; 0: there
     /// is none.
     block: (AtomicU32, AtomicU32),
 }
+
+const NOT_KNOWN: u32 = u32::MAX;
 
 impl Default for Standing {
     fn default() -> Standing {
@@ -142,6 +144,18 @@ impl Standing {
         }
     }
 
+    /// Whether kernels have ended on a device since the previous call.
+    fn take_moved(&self, device: usize) -> bool {
+        let one = self.devices.get(device);
+        one.is_some_and(|one| one.moved.swap(false, Ordering::Relaxed))
+    }
+
+    /// Whether a kernel that is known to take long is in flight.
+    fn runs_long(&self, device: usize) -> bool {
+        let one = self.devices.get(device);
+        one.is_some_and(|one| one.long.load(Ordering::Relaxed))
+    }
+
     /// Notes the times of a block of its long kernel in flight and of that kernel, zero if there is none.
     pub fn note_block(&self, device: usize, (block, kernel): (Duration, Duration)) {
         let store = |to: &AtomicU32, time: Duration| {
@@ -187,10 +201,30 @@ impl Standing {
         self.apart.store(apart, Ordering::Relaxed);
     }
 
-    /// Part of a device that it has had lately, in thousandths.
-    pub fn had(&self, device: usize) -> u32 {
-        let one = self.devices.get(device);
-        one.map_or(0, |one| one.had.load(Ordering::Relaxed))
+    /// Returns the time for which its kernels in flight could have filled a device since the previous call. Called by one
+    /// thread at a time.
+    fn take_wanted(&self, device: usize) -> Duration {
+        let Some(one) = self.devices.get(device) else {
+            return Duration::ZERO;
+        };
+        let wanted = one.wanted.load(Ordering::Relaxed);
+        let counted = one.counted.swap(wanted, Ordering::Relaxed);
+        Duration::from_nanos(wanted.saturating_sub(counted))
+    }
+
+    /// Part of a device that it has had lately, in thousandths. `None`: that is not counted, since its kernels are served
+    /// in the order of submission.
+    pub fn had(&self, device: usize) -> Option<u32> {
+        let had = self.devices.get(device)?.had.load(Ordering::Relaxed);
+        (had != NOT_KNOWN).then_some(had)
+    }
+
+    /// Sets the part of a device that it has had lately, 0 to 1.
+    fn set_had(&self, device: usize, part: Option<f32>) {
+        if let Some(one) = self.devices.get(device) {
+            let had = part.map_or(NOT_KNOWN, |part| (part * 1000.0) as u32);
+            one.had.store(had, Ordering::Relaxed);
+        }
     }
 
     /// Whether it may be visited now, or has to wait for others.

@@ -22,7 +22,7 @@ pub struct Roster {
     pub sessions: Mutex<HashMap<u64, Arc<SessionShared>>>,
     /// Ended sessions that may have work in flight.
     pub leaving: Mutex<HashMap<u64, Arc<SessionShared>>>,
-    /// Limits of new clients.
+    /// Limits of new clients, and the scheduling of all clients.
     pub limits: Mutex<Limits>,
     /// Priorities and weights.
     pub fairness: Fairness,

@@ -5,9 +5,10 @@ use crate::engine::base::side::Side;
 use crate::engine::objects::levels::{Claim, INTERVAL, Level};
 use crate::engine::session::SessionShared;
 use crate::engine::threads::shared::Shared;
+use mpsshim_model::policy::{Scheduling, SchedulingPolicy};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 impl Shared {
     /// Assigns levels to all sessions, if that is due. Called by every dispatch thread while work is in flight.
@@ -23,6 +24,11 @@ impl Shared {
         let over = over.unwrap_or(INTERVAL);
         let sessions = self.roster.session_list();
         let classes = self.roster.fairness.has_classes();
+        let (ranked, others): (Vec<_>, Vec<_>) = {
+            let scheduling = &self.roster.limits.lock().scheduling;
+            let is_ranked = |one: &Arc<SessionShared>| one.is_ranked(scheduling);
+            sessions.iter().partition(|one| is_ranked(one))
+        };
         for device in self
             .gpu
             .devices
@@ -30,18 +36,18 @@ impl Shared {
             .filter(|device| device.is_attached())
         {
             let device = device.ordinal.index();
-            let claims: Vec<Claim> = sessions.iter().map(|one| one.claim(device)).collect();
+            for session in &others {
+                session.leave_unranked(device, classes);
+            }
+            let claims: Vec<Claim> = ranked.iter().map(|one| one.claim(device)).collect();
             let given = assigned.devices[device].assign(over, &claims, classes);
-            for (session, given) in sessions.iter().zip(given) {
+            for (session, given) in ranked.iter().zip(given) {
                 let level = match sessions.len() {
                     1 => session.unranked(classes),
                     _ => given.level,
                 };
                 session.standing.set_level(device, level);
-                let had = (given.had * 1000.0) as u32;
-                session.standing.devices[device]
-                    .had
-                    .store(had, Ordering::Relaxed);
+                session.standing.set_had(device, Some(given.had));
             }
         }
         self.separate(&mut assigned, &sessions, now);
@@ -51,12 +57,33 @@ impl Shared {
     pub fn give_first_level(&self, session: &Arc<SessionShared>) {
         let classes = self.roster.fairness.has_classes();
         let alone = self.roster.sessions.lock().len() <= 1;
+        let ranked = session.is_ranked(&self.roster.limits.lock().scheduling);
         let level = match session.terms.priority {
-            0 if !alone => Level::First,
+            0 if ranked && !alone => Level::First,
             _ => session.unranked(classes),
         };
         for device in self.gpu.devices.iter() {
             session.standing.set_level(device.ordinal.index(), level);
+        }
+    }
+
+    /// Applies the scheduling in force to the sessions whose scheduling was another one until now.
+    pub fn change_scheduling(&self, before: &SchedulingPolicy) {
+        // A thread that is assigning levels may still do so by the scheduling before.
+        let _assigned = self.roster.fairness.levels.lock();
+        let classes = self.roster.fairness.has_classes();
+        let now = self.roster.limits.lock().scheduling.clone();
+        for session in self.roster.session_list() {
+            let ranked = session.is_ranked(&now);
+            if ranked == session.is_ranked(before) {
+                continue;
+            }
+            for device in self.gpu.devices.iter() {
+                session.leave_unranked(device.ordinal.index(), classes);
+            }
+            if ranked {
+                self.give_first_level(&session);
+            }
         }
     }
 }
@@ -123,17 +150,26 @@ impl Shared {
 impl SessionShared {
     /// Returns its demand since the previous call.
     fn claim(&self, device: usize) -> Claim {
-        let one = &self.standing.devices[device];
-        let wanted = one.wanted.load(Ordering::Relaxed);
-        let counted = one.counted.swap(wanted, Ordering::Relaxed);
         Claim {
             session: self.info.session,
             weight: self.standing.weight(),
             normal: self.terms.priority == 0,
-            wanted: Duration::from_nanos(wanted.saturating_sub(counted)),
-            moved: one.moved.swap(false, Ordering::Relaxed),
-            long: one.long.load(Ordering::Relaxed),
+            wanted: self.standing.take_wanted(device),
+            moved: self.standing.take_moved(device),
+            long: self.standing.runs_long(device),
         }
+    }
+
+    /// Whether its kernels are served by levels.
+    fn is_ranked(&self, scheduling: &SchedulingPolicy) -> bool {
+        scheduling.of(self.info.uid) == Scheduling::Auto
+    }
+
+    /// Leaves it without a level on a device: its kernels are served in the order of submission.
+    fn leave_unranked(&self, device: usize, classes: bool) {
+        self.standing.set_level(device, self.unranked(classes));
+        self.standing.set_had(device, None);
+        self.standing.take_wanted(device);
     }
 
     /// Its level where clients are served in the order of submission.
