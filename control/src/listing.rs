@@ -240,6 +240,17 @@ fn gate(usage: Option<&Usage>) -> [Value; 3] {
     ]
 }
 
+/// A client's level, 1 served first, and the part of its device that it has had lately, estimated, in percent; each `null`
+/// where it does not apply or the server does not report it.
+fn level(usage: Option<&Usage>) -> [Value; 2] {
+    let level = usage.and_then(|usage| usage.level);
+    let thousandths = level.and_then(|level| level.thousandths);
+    [
+        json!(level.map(|level| level.level)),
+        json!(thousandths.map(|thousandths| f64::from(thousandths) / 10.0)),
+    ]
+}
+
 /// Whether a client's session survives an unexpected end of its server, and the reasons if not; each `null` where it
 /// does not apply or the server does not report it.
 fn bonds(usage: Option<&Usage>) -> [Value; 2] {
@@ -366,6 +377,7 @@ pub fn processes<'a>(
                 row.extend(turns(usage));
                 row.extend(activity(usage));
                 row.extend(gate(usage));
+                row.extend(level(usage));
                 row.extend(bonds(usage));
                 row.push(is_apart(server));
                 rows.push(row);
@@ -410,6 +422,8 @@ pub fn processes<'a>(
             "gate_ms",
             "gate_blockers",
             "device_context",
+            "level",
+            "device_share_percentage",
             "portable",
             "bound_by",
             "quarantined",

@@ -251,6 +251,20 @@ const OF_CLIENT: &[Metric] = &[
     ),
     metric(
         G,
+        "client_level",
+        None,
+        ("level", 1.0),
+        "Level by which the client's kernels are served, in proxy mode; 1: first, 0: in the order of submission",
+    ),
+    metric(
+        G,
+        "client_device_share",
+        RATIO,
+        ("device_share_percentage", 1e2),
+        "Part of a device that the client has had in the last second, estimated, in proxy mode",
+    ),
+    metric(
+        G,
         "client_portable",
         None,
         ("portable", 1.0),
@@ -558,7 +572,8 @@ mod tests {
             json!({"server": 10, "id": id, "pid": 100 + id, "command": "a \"b\"\\", "mode": "proxy", "uid": 0,
                    "user": "root", "device": device, "uuid": format!("GPU-{device}"), "memory": memory,
                    "memory_limit": null, "launches": 5, "held_ms": 1500.0, "turns": null,
-                   "active_thread_percentage": 50.0, "gate_ms": 250.0, "device_context": id, "portable": 2 - id})
+                   "active_thread_percentage": 50.0, "gate_ms": 250.0, "device_context": id, "portable": 2 - id,
+                   "level": id - 1, "device_share_percentage": (id == 2).then_some(25.0)})
         };
         Lists {
             clients: json!([client(1, 0, 7), client(1, 1, 0), client(2, 0, 1)]),
@@ -629,6 +644,9 @@ mod tests {
             "0.25"
         );
         let second = ["session=\"2\""];
+        assert_eq!(line("mpsshim_client_level", &first), "0.0");
+        assert_eq!(line("mpsshim_client_level", &second), "1.0");
+        assert_eq!(line("mpsshim_client_device_share_ratio", &second), "0.25");
         assert_eq!(line("mpsshim_client_portable", &first), "1.0");
         assert_eq!(line("mpsshim_client_portable", &second), "0.0");
         assert_eq!(line("mpsshim_client_device_context", &first), "1.0");

@@ -94,6 +94,10 @@ pub struct Client {
     gate_ms: Option<f64>,
     gate_blockers: Option<String>,
     device_context: Option<u32>,
+    /// 1 is served first; 0: in the order of submission.
+    level: Option<u32>,
+    /// Part of the device that it has had lately, estimated.
+    device_share_percentage: Option<f64>,
     /// Since the previous sample, like all fields below; `None` for a client that has just connected.
     #[serde(default)]
     launches_per_second: Option<f64>,

@@ -235,6 +235,9 @@ pub struct Usage {
     /// Its activity, in proxy mode.
     #[serde(default)]
     pub activity: Option<Activity>,
+    /// Its level, in proxy mode.
+    #[serde(default)]
+    pub level: Option<LevelUsage>,
     /// Its waits at the gate, and its context, in proxy mode.
     #[serde(default)]
     pub gate: Option<GateUsage>,
@@ -268,6 +271,17 @@ pub struct Activity {
     pub held_ns: u64,
     /// Nanoseconds in which one of its messages waited for dispatch, sampled.
     pub waited_ns: u64,
+}
+
+/// By which level a client in proxy mode is served, and what it has of its devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LevelUsage {
+    /// 1 is served first; 0: its kernels are served in the order of their submission. The last one over the devices that it
+    /// uses.
+    pub level: u32,
+    /// Part of a device that it has had in the last second, estimated, in thousandths: the greatest over the devices that
+    /// it uses. `None` if that is not estimated.
+    pub thousandths: Option<u32>,
 }
 
 /// Maximum number of clients named for a wait at the gate.

@@ -49,10 +49,14 @@ const COLUMNS: &[Column] = &[
     column("WAIT%", 5, 0, |client| tenths(client.waited_percentage)),
     column("GATE%", 5, 80, |client| tenths(client.gate_percentage)),
     column("CTX", 3, 105, |client| known(client.device_context)),
-    column("HELD", 7, 121, |client| time(client.held_ms)),
-    column("WAITED", 7, 121, |client| time(client.waited_ms)),
-    column("GATED", 7, 145, |client| time(client.gate_ms)),
-    column("BLOCKERS", 15, 145, |client| {
+    column("LVL", 3, 109, |client| known(client.level)),
+    column("SHARE%", 6, 116, |client| {
+        tenths(client.device_share_percentage)
+    }),
+    column("HELD", 7, 132, |client| time(client.held_ms)),
+    column("WAITED", 7, 132, |client| time(client.waited_ms)),
+    column("GATED", 7, 156, |client| time(client.gate_ms)),
+    column("BLOCKERS", 15, 156, |client| {
         let blockers = client.gate_blockers.as_ref();
         known(
             blockers
@@ -239,6 +243,25 @@ mod tests {
     }
 
     #[test]
+    fn levels_and_shares_are_of_proxy_mode() {
+        let cells = |level, device_share_percentage| {
+            let client = Client {
+                level,
+                device_share_percentage,
+                ..Client::default()
+            };
+            let text = |head: &str| {
+                let column = COLUMNS.iter().find(|column| column.head == head);
+                (column.expect("a column").text)(&client)
+            };
+            [text("LVL"), text("SHARE%")]
+        };
+        assert_eq!(cells(Some(1), Some(33.3)), ["1", "33.3"]);
+        assert_eq!(cells(Some(0), None), ["0", "-"]);
+        assert_eq!(cells(None, None), ["-", "-"]);
+    }
+
+    #[test]
     fn a_narrow_table_has_fewer_columns() {
         let look = Look {
             time: "12:00:00".into(),
@@ -259,8 +282,16 @@ mod tests {
         assert!(narrow[1].ends_with(" train"), "{narrow:?}");
         assert!(table(&look, 10).iter().all(|line| line.len() <= 10));
         let shown = |width, head: &str| table(&look, width)[0].contains(head);
-        assert!(shown(80, "GATE%") && shown(105, "CTX") && shown(145, "BLOCKERS"));
-        assert!(!shown(79, "GATE%") && !shown(104, "CTX") && !shown(144, "BLOCKERS"));
+        for (width, head) in [
+            (80, "GATE%"),
+            (105, "CTX"),
+            (109, "LVL"),
+            (116, "SHARE%"),
+            (132, "WAITED"),
+            (156, "BLOCKERS"),
+        ] {
+            assert!(shown(width, head) && !shown(width - 1, head), "{head}");
+        }
         let words: Vec<&str> = whole[1].split_whitespace().collect();
         assert_eq!(words[..4], ["7", "1000", "-", "0"]);
     }

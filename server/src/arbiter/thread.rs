@@ -466,6 +466,7 @@ impl Arbiting {
                 }),
                 launches,
                 activity: None,
+                level: None,
                 gate: None,
                 bonds: None,
             }

@@ -5,7 +5,9 @@ use crossbeam_channel::Sender;
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::seqpacket;
 use mpsshim_control::takeover::{MAGIC_SERVER, Verdict};
-use mpsshim_model::limits::{Activity, GateUsage, MOST_BLOCKERS, Percentage, TurnUsage};
+use mpsshim_model::limits::{
+    Activity, GateUsage, LevelUsage, MOST_BLOCKERS, Percentage, TurnUsage,
+};
 use mpsshim_model::mode::Mode;
 use parking_lot::Mutex;
 use std::os::fd::AsFd;
@@ -74,6 +76,10 @@ impl Host for Fake {
                 ring: u64::MAX,
                 held_ns: u64::MAX,
                 waited_ns: u64::MAX,
+            }),
+            level: Some(LevelUsage {
+                level: u32::MAX,
+                thousandths: Some(u32::MAX),
             }),
             gate: Some(GateUsage {
                 waited_ns: u64::MAX,

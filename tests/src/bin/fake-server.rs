@@ -85,6 +85,7 @@ impl Host for Fake {
             turns: None,
             launches: 0,
             activity: None,
+            level: None,
             gate: None,
             bonds: None,
         };

@@ -4,6 +4,7 @@ use mpsshim_tests::control_daemon::{Place, wait_until};
 use mpsshim_tests::peer::{Peer, Worker};
 use mpsshim_tests::programs::{Running, client, preloaded, succeed};
 use mpsshim_tests::scene::{Bystander, control, daemon, daemon_with};
+use std::collections::HashMap;
 use std::process::Command;
 use std::time::Duration;
 
@@ -233,6 +234,44 @@ fn weights_let_everybody_go_on() {
     for bystander in bystanders {
         bystander.stop();
     }
+}
+
+#[test]
+fn levels_are_given_unless_the_order_is_that_of_submission() {
+    let place = daemon();
+    let busy = || Running::start_until(&mut client(&place, &["launch"]), "busy");
+    let both = [busy(), busy()];
+    let uid = place.uid().to_string();
+    let set = |arguments: &[&str]| {
+        let done = place.control(&[&["set_scheduling"], arguments].concat());
+        assert_eq!((done.code, done.out.as_str()), (0, ""), "{}", done.err);
+    };
+    // `true`: by levels, each of which is from 1 to 3; `false`: in the order of submission.
+    let served = |by_levels: bool| {
+        wait_until(&format!("all are served by levels: {by_levels}"), || {
+            let mut rows = place.ps();
+            rows.retain(|row| both.iter().any(|one| row["pid"] == one.pid().to_string()));
+            let fits = |row: &HashMap<String, String>| {
+                let ranked = ["1", "2", "3"].contains(&row["level"].as_str());
+                let share = row["device_share_percentage"].parse::<f64>();
+                match by_levels {
+                    true => ranked && share.is_ok_and(|share| (0.0..=100.0).contains(&share)),
+                    false => row["level"] == "0" && row["device_share_percentage"].is_empty(),
+                }
+            };
+            rows.len() == 2 && rows.iter().all(fits)
+        });
+    };
+    served(true);
+    set(&["fifo"]);
+    served(false);
+    set(&["auto", &uid]);
+    served(true);
+    set(&["auto"]);
+    set(&["fifo", &uid]);
+    served(false);
+    set(&["none", &uid]);
+    served(true);
 }
 
 #[test]

@@ -253,8 +253,13 @@ fn a_scrape_has_what_there_is() {
     assert_eq!(of(&samples, "mpsshim_device_clients", &[device]), Some(2.0));
     let held = of(&samples, "mpsshim_device_memory_bytes", &[device]);
     assert!(held > Some(0.0) && held == of(&samples, "mpsshim_user_memory_bytes", &[user]));
+    let of_proxied = [("pid", pids[0].as_str())];
+    let share = of(&samples, "mpsshim_client_device_share_ratio", &of_proxied);
+    assert!(share >= Some(0.0) && share <= Some(1.0), "{text}");
+    assert_eq!(of(&samples, "mpsshim_client_level", &of_proxied), Some(0.0));
     // There is no such thing in the other mode.
     let of_direct = [("pid", pids[1].as_str())];
+    assert_eq!(of(&samples, "mpsshim_client_level", &of_direct), None);
     assert_eq!(
         of(&samples, "mpsshim_client_messages_total", &of_direct),
         None

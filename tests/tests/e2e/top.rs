@@ -59,6 +59,13 @@ fn what_clients_do_is_told() {
     let proxied = &found[0];
     assert!(proxied["memory"].as_u64() > Some(0), "{proxied}");
     assert!(proxied["queued"].is_u64(), "{proxied}");
+    let share = proxied["device_share_percentage"].as_f64();
+    assert!(share >= Some(0.0) && share <= Some(100.0), "{proxied}");
+    // It is alone in its server's contexts.
+    assert_eq!(
+        (&proxied["level"], &found[1]["level"]),
+        (&Value::from(0), &Value::Null)
+    );
     // What launches no more has no rate.
     let [first, second] = both;
     second.kill();
@@ -89,14 +96,14 @@ fn a_table_without_a_terminal() {
     let head: Vec<&str> = lines[1].split_whitespace().collect();
     assert_eq!(
         head.join(" "),
-        "PID USER MODE DEV GPU% THR% MEMORY LIMIT LAUNCH/S QUEUE WAIT% GATE% CTX HELD WAITED GATED BLOCKERS PROGRAM"
+        "PID USER MODE DEV GPU% THR% MEMORY LIMIT LAUNCH/S QUEUE WAIT% GATE% CTX LVL SHARE% HELD WAITED GATED BLOCKERS PROGRAM"
     );
     let mut pids: Vec<u32> = both.iter().map(Running::pid).collect();
     pids.sort_unstable();
     for (line, pid) in lines[2..].iter().zip(pids) {
         let words: Vec<&str> = line.split_whitespace().collect();
         assert_eq!(words.len(), head.len(), "{line}");
-        assert_eq!((words[0], words[17]), (pid.to_string().as_str(), "client"));
+        assert_eq!((words[0], words[19]), (pid.to_string().as_str(), "client"));
     }
     // Among other commands too.
     let done = place.control_stdin("top --once --interval 0.1\nget_default_client_priority\n");

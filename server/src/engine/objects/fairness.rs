@@ -13,7 +13,7 @@ mod session;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side::Side;
 use crate::engine::objects::levels::{Level, Levels};
-use mpsshim_model::limits::DEFAULT_WEIGHT;
+use mpsshim_model::limits::{DEFAULT_WEIGHT, LevelUsage};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -219,6 +219,22 @@ impl Standing {
         (had != NOT_KNOWN).then_some(had)
     }
 
+    /// Its last level, and the greatest part that it has had, over the devices that it uses: those where it holds memory
+    /// or has had kernels in flight, or else the first one.
+    pub fn level_usage(&self, holds: impl Fn(usize) -> bool) -> LevelUsage {
+        let all = self.devices.iter().enumerate();
+        let used = all.filter(|(at, one)| holds(*at) || one.wanted.load(Ordering::Relaxed) > 0);
+        let mut used: Vec<usize> = used.map(|(at, _)| at).collect();
+        if used.is_empty() {
+            used.push(0);
+        }
+        let level = |at: &usize| Level::of(self.devices[*at].level.load(Ordering::Relaxed));
+        LevelUsage {
+            level: used.iter().map(|at| level(at).rank()).max().unwrap_or(0),
+            thousandths: used.iter().filter_map(|at| self.had(*at)).max(),
+        }
+    }
+
     /// Sets the part of a device that it has had lately, 0 to 1.
     fn set_had(&self, device: usize, part: Option<f32>) {
         if let Some(one) = self.devices.get(device) {
@@ -321,6 +337,28 @@ mod tests {
         fairness.set_weight(&client, 300);
         assert!(fairness.is_weighted());
         assert_eq!(client.weight(), 300);
+    }
+
+    #[test]
+    fn the_last_level_is_shown_of_the_devices_in_use() {
+        let client = Standing::default();
+        let shown = |holds: &[usize]| {
+            let usage = client.level_usage(|device| holds.contains(&device));
+            (usage.level, usage.thousandths)
+        };
+        assert_eq!(shown(&[]), (0, Some(0)));
+        client.set_level(0, Level::First);
+        client.set_level(1, Level::Last);
+        client.set_level(2, Level::Below);
+        client.set_had(0, Some(0.5));
+        client.set_had(1, Some(0.25));
+        assert_eq!(shown(&[]), (1, Some(500)));
+        assert_eq!(shown(&[1]), (3, Some(250)));
+        assert_eq!(shown(&[0, 1]), (3, Some(500)));
+        client.add_wanted(0, Duration::from_millis(1));
+        assert_eq!(shown(&[1]), (3, Some(500)));
+        client.set_had(0, None);
+        assert_eq!(shown(&[]), (1, None));
     }
 
     #[test]

@@ -122,18 +122,23 @@ impl SessionShared {
     /// Resources and limits of the client.
     pub fn usage(&self) -> Usage {
         let (launches, activity) = self.activity();
+        let memory = self.account.held_of_devices();
+        let level = self
+            .standing
+            .level_usage(|device| memory.contains_key(&device));
         Usage {
             session: self.info.session,
             threads: self.terms.threads,
             priority: self.terms.priority,
             weight: self.standing.weight(),
-            memory: self.account.held_of_devices(),
+            memory,
             memory_limit: self.account.limits_of_devices(),
             host: self.account.held(Memory::Host),
             mode: Mode::Proxy,
             turns: None,
             launches,
             activity: Some(activity),
+            level: Some(level),
             gate: Some(self.waits.usage(self.side())),
             bonds: Some(self.description.bonds()),
         }
