@@ -4,6 +4,7 @@ use mpsshim_tests::control_daemon::{Place, wait_until};
 use mpsshim_tests::peer::{Peer, Worker};
 use mpsshim_tests::programs::{Running, client, preloaded, succeed};
 use mpsshim_tests::scene::{Bystander, control, daemon, daemon_with};
+use mpsshim_tests::survivors::{Survivor, server};
 use std::collections::HashMap;
 use std::process::Command;
 use std::time::Duration;
@@ -272,6 +273,33 @@ fn levels_are_given_unless_the_order_is_that_of_submission() {
     served(false);
     set(&["none", &uid]);
     served(true);
+}
+
+#[test]
+fn a_server_that_goes_on_keeps_the_order() {
+    let place = daemon();
+    let uid = place.uid().to_string();
+    let done = place.control(&["set_scheduling", "fifo", &uid]);
+    assert_eq!((done.code, done.out.as_str()), (0, ""), "{}", done.err);
+    let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
+    let in_order = || {
+        let rows = place.ps();
+        rows.len() == 2 && rows.iter().all(|row| row["level"] == "0")
+    };
+    survivors.iter_mut().for_each(Survivor::round);
+    assert!(in_order());
+    let first = server(&place).expect("a server").to_string();
+    let done = place.control(&["restart_server", &first]);
+    assert_eq!(done.code, 0, "{}{}", done.out, done.err);
+    survivors.iter_mut().for_each(Survivor::round);
+    assert!(in_order(), "in the next server, too");
+    let done = place.control(&["set_scheduling", "none", &uid]);
+    assert_eq!((done.code, done.out.as_str()), (0, ""), "{}", done.err);
+    wait_until("both have a level", || {
+        survivors.iter_mut().for_each(Survivor::round);
+        place.ps().iter().all(|row| row["level"] != "0")
+    });
+    survivors.into_iter().for_each(Survivor::end);
 }
 
 #[test]
