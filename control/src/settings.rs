@@ -213,7 +213,7 @@ pub const TABLE: &[Setting] = &[
         key: Some("scheduling"),
         default: "auto",
         meaning: "In which order the kernels of clients in proxy mode are served. auto: short work does not wait behind long \
-                  work, and whoever has had more than its share comes last. fifo: in the order of submission, as under \
+                  work, and clients that have had more than their share come last. fifo: in the order of submission, as under \
                   NVIDIA MPS. The default of the daemon, which `set_scheduling` changes, for all clients or those of a \
                   user. Read by the daemon.",
     },

@@ -273,7 +273,7 @@ pub struct Activity {
     pub waited_ns: u64,
 }
 
-/// By which level a client in proxy mode is served, and what it has of its devices.
+/// By which level a client in proxy mode is served, and its share of its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LevelUsage {
     /// 1 is served first; 0: its kernels are served in the order of their submission. The last one over the devices that it

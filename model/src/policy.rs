@@ -33,7 +33,7 @@ pub enum TurnPolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Scheduling {
-    /// By levels: short work does not wait behind long work, and whoever has had more than its share comes last
+    /// By levels: short work does not wait behind long work, and clients that have had more than their share come last
     #[default]
     Auto,
     /// In the order of submission, as under NVIDIA MPS

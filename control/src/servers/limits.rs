@@ -81,7 +81,7 @@ impl Servers {
         }
     }
 
-    /// Tells the servers what applies to all of them: limits of users and scheduling.
+    /// Tells the servers the limits of users and the scheduling.
     fn tell_policies(&mut self) {
         for index in 0..self.running.len() {
             let Limits {

@@ -8,7 +8,7 @@ use crate::engine::threads::shared::Shared;
 use mpsshim_model::policy::{Scheduling, SchedulingPolicy};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 impl Shared {
     /// Assigns levels to all sessions, if that is due. Called by every dispatch thread while work is in flight.
@@ -37,7 +37,7 @@ impl Shared {
         {
             let device = device.ordinal.index();
             for session in &others {
-                session.leave_unranked(device, classes);
+                session.leave_unranked(device, classes, !ranked.is_empty());
             }
             let claims: Vec<Claim> = ranked.iter().map(|one| one.claim(device)).collect();
             let given = assigned.devices[device].assign(over, &claims, classes);
@@ -50,7 +50,7 @@ impl Shared {
                 session.standing.set_had(device, Some(given.had));
             }
         }
-        self.separate(&mut assigned, &sessions, now);
+        self.separate(&mut assigned, &ranked, now);
     }
 
     /// Gives a new session its first level on each device.
@@ -79,7 +79,7 @@ impl Shared {
                 continue;
             }
             for device in self.gpu.devices.iter() {
-                session.leave_unranked(device.ordinal.index(), classes);
+                session.leave_unranked(device.ordinal.index(), classes, false);
             }
             if ranked {
                 self.give_first_level(&session);
@@ -100,12 +100,12 @@ const RETURNS: Duration = Duration::from_secs(1);
 
 impl Shared {
     /// Orders sessions with long blocks to move to a context of their own while others work beside them, and back.
-    fn separate(&self, assigned: &mut Assigned, sessions: &[Arc<SessionShared>], now: Instant) {
+    fn separate(&self, assigned: &mut Assigned, sessions: &[&Arc<SessionShared>], now: Instant) {
         let active = |session: &SessionShared| {
             let id = session.info.session;
             assigned.devices.iter().any(|levels| levels.is_active(id))
         };
-        let working: Vec<&Arc<SessionShared>> = sessions.iter().filter(|one| active(one)).collect();
+        let working: Vec<_> = sessions.iter().copied().filter(|one| active(one)).collect();
         let is_long = |session: &SessionShared| session.standing.block().0 > LONG_BLOCK;
         // Beside long blocks, a short kernel takes as long as one of them.
         let gains = |session: &SessionShared, beside: &SessionShared| {
@@ -165,9 +165,14 @@ impl SessionShared {
         scheduling.of(self.info.uid) == Scheduling::Auto
     }
 
-    /// Leaves it without a level on a device: its kernels are served in the order of submission.
-    fn leave_unranked(&self, device: usize, classes: bool) {
-        self.standing.set_level(device, self.unranked(classes));
+    /// Leaves it without a level of its own on a device: its kernels are served in the order of submission. Beside
+    /// clients with levels they have the middle one.
+    fn leave_unranked(&self, device: usize, classes: bool, beside_ranked: bool) {
+        let level = match self.terms.priority {
+            0 if beside_ranked => Level::Middle,
+            _ => self.unranked(classes),
+        };
+        self.standing.set_level(device, level);
         self.standing.set_had(device, None);
         self.standing.take_wanted(device);
     }
