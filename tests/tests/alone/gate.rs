@@ -372,7 +372,7 @@ fn long_blocks_that_fill_the_device_get_a_context_apart_while_others_work() {
         spinner.launch_with(FILLING, HALF);
         let number = spinner.launched;
         spinner.await_begun(number);
-        std::thread::sleep(Duration::from_millis(30));
+        std::thread::sleep(Duration::from_millis(60));
         spinner.end(number);
     };
     for _ in 0..20 {

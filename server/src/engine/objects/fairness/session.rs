@@ -91,6 +91,9 @@ impl Shared {
 /// A session whose blocks take longer than this, and fill the device, is to have a context apart from the others: they
 /// would wait for the end of such a block, and in another context for a time slice of some milliseconds.
 const LONG_BLOCK: Duration = Duration::from_millis(5);
+/// Modest sessions gain only if its blocks take longer than this. In a context of their own they get as much time of the
+/// device as it, and in its context they wait for one block at most.
+const VERY_LONG_BLOCK: Duration = Duration::from_millis(20);
 /// For how long its blocks must have been long.
 const LONG_ENOUGH: Duration = Duration::from_millis(100);
 /// Kernels that are shorter by this factor gain by a context apart from long ones, whatever the time of their blocks.
@@ -107,10 +110,14 @@ impl Shared {
         };
         let working: Vec<_> = sessions.iter().copied().filter(|one| active(one)).collect();
         let is_long = |session: &SessionShared| session.standing.block().0 > LONG_BLOCK;
-        // Beside long blocks, a short kernel takes as long as one of them.
         let gains = |session: &SessionShared, beside: &SessionShared| {
-            let kernel = |session: &SessionShared| session.standing.block().1;
-            !is_long(session) || SHORTER * kernel(session) < kernel(beside)
+            let ((_, kernel), (block, longer)) =
+                (session.standing.block(), beside.standing.block());
+            // Beside long blocks, a short kernel takes as long as one of them.
+            let shorter = !is_long(session) || SHORTER * kernel < longer;
+            let levels = session.standing.devices.iter();
+            let mut levels = levels.map(|one| Level::of(one.level.load(Ordering::Relaxed)));
+            shorter && (block > VERY_LONG_BLOCK || levels.any(Level::is_compared))
         };
         let mut since = std::mem::take(&mut assigned.since);
         since.retain(|id, _| sessions.iter().any(|one| one.info.session == *id));
