@@ -43,7 +43,7 @@ import report as reports
 import run as bench
 import systems
 from systems import Failure
-from table import Row, with_unit
+from table import Row
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SOURCE = os.path.join(bench.ROOT, "benches", "cuda", "queueing.cu")
@@ -461,13 +461,11 @@ class Scenarios:
 # The result
 
 
-class Report:
-    """The values, the table, the files and the chart."""
+class Report(reports.ScenarioReport):
+    """The values, with those of mpsshim in the order of submission."""
 
-    def __init__(self, names, scenarios, about):
-        self.systems, self.scenarios, self.about = names, scenarios, about
-        self.values = {}  # key -> system -> value; some keys have no row
-        self.notes, self.failures = [], []
+    KIND, SCENARIOS = "queueing", SCENARIOS
+    title = staticmethod(title)
 
     @classmethod
     def load(cls, path):
@@ -479,46 +477,9 @@ class Report:
             setattr(report, name, data.pop(name))
         return report
 
-    def add(self, system, values):
-        for key, value in values.items():
-            self.values.setdefault(key, {})[system] = value
-
-    def fail(self, system, scenario, problem):
-        text = f"{title(system)}, {scenario}: {problem}"
-        print(text, file=sys.stderr, flush=True)
-        self.failures.append(text)
-
-    def note(self, text):
-        print(text, file=sys.stderr)
-        self.notes.append(text)
-
-    def cell(self, row, system):
-        value = self.values.get(row.key, {}).get(system)
-        return "–" if value is None else with_unit(row.number(value), row.unit)
-
-    def markdown(self):
-        lines = ["| | " + " | ".join(map(title, self.systems)) + " |", "|---|" + "---|" * len(self.systems)]
-        for scenario in (name for name in SCENARIOS if name in self.scenarios):
-            for row in SCENARIOS[scenario][1]:
-                cells = " | ".join(self.cell(row, system) for system in self.systems)
-                lines.append(f"| {row.title} | {cells} |")
-        return "\n".join(lines)
-
     def document(self):
         text = f"# Short work beside long work, {self.about['date']}\n\n{self.markdown()}\n\n{ABOUT}"
         return text + reports.machine(self.about) + reports.remarks(self.notes, self.failures)
-
-    def data(self):
-        return self.about | {
-            "systems": self.systems,
-            "scenarios": self.scenarios,
-            "values": self.values,
-            "notes": self.notes,
-            "failures": self.failures,
-        }
-
-    def save(self, directory):
-        return reports.save(directory, "queueing", self.about["date"], self.data(), self.document())
 
 
 def bars(report):

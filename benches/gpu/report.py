@@ -162,6 +162,59 @@ class Report:
         return save(directory, "gpu", self.about["date"], self.data(), self.document())
 
 
+class ScenarioReport:
+    """The values of scenarios, one for each system, the table and the files. Subclasses name the kind of the files,
+    the scenarios with their rows, and the document."""
+
+    KIND, SCENARIOS = "", {}
+    title = staticmethod(systems.title)
+
+    def __init__(self, names, scenarios, about):
+        self.systems, self.scenarios, self.about = names, scenarios, about
+        self.values = {}  # key -> system -> value; some keys have no row
+        self.notes, self.failures = [], []
+
+    def add(self, system, values):
+        for key, value in values.items():
+            self.values.setdefault(key, {})[system] = value
+
+    def fail(self, system, scenario, problem):
+        text = f"{self.title(system)}, {scenario}: {problem}"
+        print(text, file=sys.stderr, flush=True)
+        self.failures.append(text)
+
+    def note(self, text):
+        print(text, file=sys.stderr)
+        self.notes.append(text)
+
+    def cell(self, row, system):
+        value = self.values.get(row.key, {}).get(system)
+        return "–" if value is None else table.with_unit(row.number(value), row.unit).strip()
+
+    def markdown(self):
+        lines = ["| | " + " | ".join(map(self.title, self.systems)) + " |", "|---|" + "---|" * len(self.systems)]
+        for scenario in (name for name in self.SCENARIOS if name in self.scenarios):
+            for row in self.SCENARIOS[scenario][1]:
+                cells = " | ".join(self.cell(row, system) for system in self.systems)
+                lines.append(f"| {row.title} | {cells} |")
+        return "\n".join(lines)
+
+    def data(self):
+        return self.about | {
+            "systems": self.systems,
+            "scenarios": self.scenarios,
+            "values": self.values,
+            "notes": self.notes,
+            "failures": self.failures,
+        }
+
+    def document(self):
+        raise NotImplementedError
+
+    def save(self, directory):
+        return save(directory, self.KIND, self.about["date"], self.data(), self.document())
+
+
 def machine(about):
     """What a result was measured with, a line each."""
     names = ("command", "commit", "gpu", "driver", "cpus", "kernel")

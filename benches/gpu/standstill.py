@@ -33,7 +33,7 @@ import run as bench
 import systems
 from scenarios import END, PROGRAM, Client, Scenarios
 from systems import Failure
-from table import Row, with_unit
+from table import Row
 
 SOURCES = [os.path.join(bench.ROOT, "benches", "cuda", name) for name in ("standstill.cu", "standstill_variable.cu")]
 FLAGS = ["--no-compress"]
@@ -123,17 +123,14 @@ def over(times, reference):
     return sum(ours is None or ours > TIMES * theirs + MORE for ours, theirs in compared)
 
 
-class Report:
-    """The values, the table and the files."""
+class Report(reports.ScenarioReport):
+    """The values and the times of the batch's programs."""
+
+    KIND, SCENARIOS = "standstill", SCENARIOS
 
     def __init__(self, names, scenarios, about):
-        self.systems, self.scenarios, self.about = names, scenarios, about
-        self.values = {}  # row key -> system -> value
-        self.times, self.notes, self.failures = {}, [], []
-
-    def add(self, system, values):
-        for key, value in values.items():
-            self.values.setdefault(key, {})[system] = value
+        super().__init__(names, scenarios, about)
+        self.times = {}
 
     def compare(self, times):
         """Sets the times of the batch's programs against NVIDIA's."""
@@ -143,44 +140,13 @@ class Report:
             if system != "nvidia" and count is not None:
                 self.add(system, {"batch_over": count})
 
-    def fail(self, system, scenario, problem):
-        text = f"{systems.title(system)}, {scenario}: {problem}"
-        print(text, file=sys.stderr, flush=True)
-        self.failures.append(text)
-
-    def note(self, text):
-        print(text, file=sys.stderr)
-        self.notes.append(text)
-
-    def cell(self, row, system):
-        value = self.values.get(row.key, {}).get(system)
-        return "–" if value is None else with_unit(row.number(value), row.unit).strip()
-
-    def markdown(self):
-        lines = ["| | " + " | ".join(map(systems.title, self.systems)) + " |", "|---|" + "---|" * len(self.systems)]
-        for scenario in (name for name in SCENARIOS if name in self.scenarios):
-            for row in SCENARIOS[scenario][1]:
-                cells = " | ".join(self.cell(row, system) for system in self.systems)
-                lines.append(f"| {row.title} | {cells} |")
-        return "\n".join(lines)
-
     def document(self):
         text = f"# Clients beside long kernels, {self.about['date']}\n\n{self.markdown()}\n\n"
         text += "First results and ends count from the start of the process. – means that it did not come to that.\n\n"
         return text + reports.machine(self.about) + reports.remarks(self.notes, self.failures)
 
     def data(self):
-        return self.about | {
-            "systems": self.systems,
-            "scenarios": self.scenarios,
-            "values": self.values,
-            "times": self.times,
-            "notes": self.notes,
-            "failures": self.failures,
-        }
-
-    def save(self, directory):
-        return reports.save(directory, "standstill", self.about["date"], self.data(), self.document())
+        return super().data() | {"times": self.times}
 
 
 def parse_arguments(arguments):
