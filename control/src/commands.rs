@@ -221,14 +221,14 @@ pub const TABLE: &[Row] = &[
         Kind::Lists,
         "get_scheduling",
         "[UID]",
-        "order in which the kernels of clients in proxy mode are served, of the daemon and of users with one of their own, or the one in force for a user",
+        "scheduling of clients in proxy mode: the daemon's default and the users' own, or the one that applies to UID",
     ),
     row(
         Kind::Acts,
         "set_scheduling",
         "auto|fifo|none [UID]",
-        "set this order, at once, for running and later servers, of one user's clients or of all users without one of their own. auto: short work does not wait \
-         behind long work; fifo: in the order of submission. none UID: the user has none of its own",
+        "set the scheduling of one user's clients, or the default of all users, at once, for running and later servers. auto: short work does not wait \
+         behind long work; fifo: order of submission; none UID: removes the user's",
     ),
     row(
         Kind::Lists,

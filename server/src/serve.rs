@@ -269,7 +269,7 @@ impl<H: Host> Serving<H> {
         if *quantum != Quantum::DEFAULT {
             tracing::info!("Quantum of direct mode set to {quantum} ms");
         }
-        // Nor this one.
+        // Only logged where it is not the default, as the quantum.
         if *scheduling != SchedulingPolicy::default() {
             tracing::info!("Scheduling set to {}", scheduling.default);
         }

@@ -60,14 +60,8 @@ impl Session {
         let (index, stream) =
             self.prepare_work(&shared.gpu, body.stream, Runs::Function(body.function))?;
         let capturing = self.objects.streams.at(index)?.capturing;
-        let fill = match capturing {
-            true => 0.0,
-            false => self
-                .objects
-                .functions
-                .get(body.function)?
-                .fills(&shared.gpu, &body),
-        };
+        let function = self.objects.functions.get(body.function)?;
+        let fill = function.fills(&shared.gpu, &body);
         let ([gx, gy, gz], [bx, by, bz]) = (body.grid, body.block);
         let none = std::ptr::null_mut();
         let extra = extra.as_mut_ptr();

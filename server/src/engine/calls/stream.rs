@@ -51,7 +51,7 @@ impl Session {
             &self.shared.flags,
             raw,
             device.ordinal,
-            (priority, priority),
+            priority,
             role,
         );
         stream.green = green;

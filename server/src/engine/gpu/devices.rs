@@ -102,6 +102,12 @@ impl Grant {
     }
 }
 
+/// Number of blocks of a grid, or of threads of a block.
+pub fn volume(size: [u32; 3]) -> u64 {
+    size.iter()
+        .fold(1, |all, one| all.saturating_mul((*one).into()))
+}
+
 /// A device and its context.
 #[derive(Debug)]
 pub struct Device {
@@ -590,19 +596,19 @@ impl Device {
     }
 
     /// Part of the device that each block of a function takes, by the number of blocks that can be resident at once
-    /// (`cuOccupancyMaxActiveBlocksPerMultiprocessor`). `threads`: threads of a block; `shared`: bytes of its dynamic
-    /// shared memory. The function's context must be current.
+    /// (`cuOccupancyMaxActiveBlocksPerMultiprocessor`). `shared`: bytes of dynamic shared memory of a block. The function's
+    /// context must be current.
     pub fn part_of_block(
         &self,
         driver: &Driver,
         function: CUfunction,
-        threads: u32,
+        block: [u32; 3],
         shared: u32,
     ) -> f32 {
-        let mut blocks = 0;
-        let block = threads.try_into().unwrap_or(i32::MAX);
+        let (mut blocks, threads) = (0, volume(block));
+        let size = threads.try_into().unwrap_or(i32::MAX);
         let asked =
-            driver.occupancy_max_active_blocks(&mut blocks, function, block, shared as usize, 0);
+            driver.occupancy_max_active_blocks(&mut blocks, function, size, shared as usize, 0);
         match asked {
             Ok(()) if blocks > 0 => 1.0 / (self.multiprocessors.max(1) as f32 * blocks as f32),
             _ => threads as f32 / self.threads.max(1) as f32,

@@ -2,6 +2,7 @@
 
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::Gpu;
+use crate::engine::gpu::devices::volume;
 use crate::engine::images::instances::Key;
 use crate::engine::objects::pace::Length;
 use mpsshim_api::cuda::CUfunction;
@@ -44,8 +45,8 @@ pub struct Function {
 /// The part of a device that a block takes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BlockPart {
-    /// Threads of the block.
-    threads: u32,
+    /// Threads of the block, by dimension.
+    block: [u32; 3],
     /// Bytes of its dynamic shared memory.
     shared: u32,
     part: f32,
@@ -56,23 +57,19 @@ impl Function {
     /// context must be current.
     #[inline]
     pub fn fills(&self, gpu: &Gpu, launch: &Launch) -> f32 {
-        let count = |all: [u32; 3]| {
-            all.iter()
-                .fold(1u64, |all, one| all.saturating_mul(u64::from(*one)))
-        };
-        let threads = count(launch.block).min(u64::from(u32::MAX)) as u32;
-        let mut block = self.block.get();
-        if (block.threads, block.shared) != (threads, launch.shared) {
-            let (device, shared) = (&gpu.devices[self.device], launch.shared);
-            let part = device.part_of_block(&gpu.driver, self.raw, threads, shared);
-            block = BlockPart {
-                threads,
+        let (block, shared) = (launch.block, launch.shared);
+        let mut known = self.block.get();
+        if (known.block, known.shared) != (block, shared) {
+            let device = &gpu.devices[self.device];
+            let part = device.part_of_block(&gpu.driver, self.raw, block, shared);
+            known = BlockPart {
+                block,
                 shared,
                 part,
             };
-            self.block.set(block);
+            self.block.set(known);
         }
-        count(launch.grid) as f32 * block.part
+        volume(launch.grid) as f32 * known.part
     }
 }
 

@@ -2,9 +2,9 @@
 //!
 //! A device serves kernels of equal priority in the order of their submission, so a short kernel would wait until all
 //! blocks of all kernels before it have been started. With a higher priority it waits for the end of one block. So each
-//! client has a level on each device, assigned every [`INTERVAL`] by the part of the device that it wanted lately. The
+//! client has a level on each device, assigned every [`INTERVAL`] by its recent demand. The
 //! level is set as the priority of the client's streams (`CU_STREAM_ATTRIBUTE_PRIORITY`), two priorities for each level:
-//! one for the streams with the lowest priority of the client's, one for the others.
+//! one for streams with the client's lowest priority, one for its other streams.
 //!
 //! **Demand** is the part of the device that a client's kernels in flight can fill, measured every millisecond: the
 //! blocks of its latest kernels, divided by the number of blocks that the device can hold. Kernels that wait count as
@@ -32,7 +32,7 @@ const MODEST: f32 = 0.7;
 const STILL_MODEST: f32 = 0.9;
 /// Greatest demand of a modest client, however few others there are.
 const MOST: f32 = 0.5;
-/// Clients with a smaller demand do not count as active.
+/// Clients with a smaller demand count for no share and get no turn.
 const NOTHING: f32 = 0.001;
 /// A turn ends when the client is ahead by this much time of the whole device, in seconds.
 const AHEAD: f32 = 0.004;
@@ -161,8 +161,6 @@ impl Use {
 /// The level that a client has been given.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Given {
-    /// Number of its session.
-    pub session: u64,
     /// Its level.
     pub level: Level,
     /// Part of the device that it has had, on average over the last second.
@@ -174,8 +172,8 @@ pub struct Given {
 pub struct Levels(HashMap<u64, Use>);
 
 impl Levels {
-    /// Assigns levels after the time `over` since the last assignment. Clients that are not named are forgotten.
-    /// `classes`: there are clients below normal priority.
+    /// Assigns levels after the time `over` since the last assignment, in the order of `claims`. Clients that are not named
+    /// are forgotten. `classes`: there are clients below normal priority.
     pub fn assign(&mut self, over: Duration, claims: &[Claim], classes: bool) -> Vec<Given> {
         let over = over.as_secs_f32().max(1e-6);
         let mut all: Vec<(Claim, Use)> = claims
@@ -210,7 +208,6 @@ impl Levels {
             .map(|(claim, one)| (claim.session, *one))
             .collect();
         let given = all.iter().map(|(claim, one)| Given {
-            session: claim.session,
             level: in_class(one.level, claim.normal, classes),
             had: one.had,
         });

@@ -12,6 +12,7 @@
 mod session;
 
 use crate::engine::base::driver::{Driver, packed};
+use crate::engine::gpu::devices::volume;
 use crate::engine::objects::fairness::GREATEST;
 use crate::engine::objects::marks::Writer;
 use mpsshim_api::cuda::*;
@@ -53,8 +54,7 @@ impl Planned {
 
     /// Number of its threads.
     fn threads(&self) -> u64 {
-        let all = self.body.grid.iter().chain(&self.body.block);
-        all.fold(1, |all, some| all.saturating_mul((*some).into()))
+        volume(self.body.grid).saturating_mul(volume(self.body.block))
     }
 
     /// Its kernel and launch configuration, without parameters, in the driver's format.

@@ -126,7 +126,7 @@ impl Stream {
         holder: &Holder,
         raw: CUstream,
         device: Ordinal,
-        (priority, raw_priority): (i32, i32),
+        priority: i32,
         role: Role,
     ) -> Stream {
         Stream {
@@ -134,8 +134,8 @@ impl Stream {
             raw,
             device,
             priority,
-            raw_priority,
-            given: raw_priority,
+            raw_priority: priority,
+            given: priority,
             fill: 0.0,
             waves: 0.0,
             last_kernel: 0,
@@ -277,9 +277,12 @@ impl Stream {
     }
 
     /// Notes that the latest operation includes kernels with blocks for this part of the device, more than 1 for several
-    /// waves.
+    /// waves. The nodes of a capture do not run.
     #[inline]
     pub fn note_fill(&mut self, waves: f32) {
+        if self.capturing {
+            return;
+        }
         self.waves = waves;
         self.fill += (waves.min(1.0) - self.fill) * RECENT;
         self.last_kernel = self.ops;

@@ -7,6 +7,7 @@ use crate::engine::base::driver::is_sticky;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::Reply;
 use crate::engine::calls::capture::{all_nodes, take};
+use crate::engine::gpu::devices::volume;
 use crate::engine::objects::graphs::Exec;
 use crate::engine::objects::levels::Level;
 use crate::engine::objects::pace::{Length, Runs};
@@ -149,8 +150,7 @@ impl Session {
     /// `cuGraphLaunch`.
     pub fn graph_launch(&mut self, shared: &Shared, body: GraphLaunch) -> Result<(), CallError> {
         let exec = self.objects.graphs.execs.get(body.exec)?;
-        let (raw, prints, parts) = (exec.raw, exec.prints, exec.parts);
-        let fill = exec.fill;
+        let (raw, prints, parts, fill) = (exec.raw, exec.prints, exec.parts, exec.fill);
         if prints && !self.may_print(&shared.gpu) || !self.may_launch_graph(&shared.gpu, body.exec)
         {
             return Err(CallError::Full);
@@ -175,13 +175,7 @@ impl Session {
         }
         self.flow.counts.launches += 1;
         self.submitted_work(&shared.gpu, index, Runs::Graph(body.exec))?;
-        if let Some(fill) = fill.filter(|_| {
-            !self
-                .objects
-                .streams
-                .at(index)
-                .is_ok_and(|one| one.capturing)
-        }) {
+        if let Some(fill) = fill {
             self.note_fill(index, fill);
         }
         Ok(())
@@ -307,15 +301,9 @@ pub fn fill_of(shared: &Shared, graph: CUgraph, device: Ordinal) -> Option<f32> 
         if driver.graph.kernel_get(node, &mut kernel).is_err() {
             continue;
         }
-        let count = |all: [u32; 3]| {
-            all.iter()
-                .fold(1u64, |all, one| all.saturating_mul(u64::from(*one)))
-        };
-        let threads = count(kernel.block).min(u64::from(u32::MAX)) as u32;
-        let function = CUfunction(kernel.function);
-        let device = &shared.gpu.devices[device];
-        let part = device.part_of_block(driver, function, threads, kernel.shared);
-        sum += (count(kernel.grid) as f32 * part).min(1.0);
+        let (device, function) = (&shared.gpu.devices[device], CUfunction(kernel.function));
+        let part = device.part_of_block(driver, function, kernel.block, kernel.shared);
+        sum += (volume(kernel.grid) as f32 * part).min(1.0);
         kernels += 1;
     }
     (kernels > 0).then(|| sum / kernels as f32)

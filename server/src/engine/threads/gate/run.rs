@@ -397,6 +397,7 @@ fn go_back(shared: &Shared, mut session: Box<Session>, status: CUresult) {
     tracing::warn!("Client {info} cannot work in context {there}: {status}");
     shared.gpu.note_status(status);
     session.flow.stays = true;
+    session.shared.standing.set_apart(false);
     let of = session.flow.images_of.unwrap_or(session.side);
     match session.move_to(shared, of) {
         Ok(()) => shared.lanes.gate(of).admit(shared, session),
