@@ -129,6 +129,17 @@ fn stop(place: &Place, path: &PathBuf) -> Trace {
     trace
 }
 
+/// Kernels that a client has launched.
+fn launches(place: &Place, pid: u32) -> u64 {
+    let listed = place.control(&["--format", "json", "ps"]);
+    let listed: Value = serde_json::from_str(&listed.out).expect("JSON");
+    let clients = listed.as_array().expect("clients");
+    let client = clients.iter().find(|client| client["pid"] == pid);
+    client
+        .and_then(|client| client["launches"].as_u64())
+        .unwrap_or(0)
+}
+
 #[test]
 fn two_clients_side_by_side() {
     let place = daemon();
@@ -136,7 +147,13 @@ fn two_clients_side_by_side() {
     let path = start(&place);
     // One is there already, the other comes.
     let working = Running::start_until(&mut client(&place, &["work"]), "busy");
+    // On a busy machine, a kernel may take longer than this.
     std::thread::sleep(Duration::from_millis(400));
+    wait_until("both have launched some kernels", || {
+        [&launching, &working]
+            .iter()
+            .all(|one| launches(&place, one.pid()) > 8)
+    });
     let trace = stop(&place, &path);
     for running in [&launching, &working] {
         let pid = running.pid();
