@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use crate::api::{In, Out, R, api, log};
 use crate::driver::{device, driver, new_handle, start};
 use crate::driver_locks::DriverLocks;
+use crate::heap::Heap;
 use crate::memory;
 use crate::stream::{Kind, Stream, orphans};
 
@@ -31,6 +32,7 @@ pub struct Context {
     per_thread: Mutex<HashMap<ThreadId, Arc<Stream>>>,
     pub locks: DriverLocks,
     limits: Mutex<[usize; CU_LIMIT_MAX as usize]>,
+    pub heap: Heap,
     /// Contexts whose memory it may use, by handle.
     peers: Mutex<HashSet<u64>>,
 }
@@ -84,10 +86,18 @@ impl Context {
             per_thread: Mutex::default(),
             locks: DriverLocks::new(STACK_LIMIT as u32),
             peers: Mutex::default(),
+            heap: Heap::default(),
             limits: Mutex::new([STACK_LIMIT, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0]),
         });
         start().contexts.insert(handle, context.clone());
         context
+    }
+
+    /// `malloc` in a kernel: an address, or 0.
+    pub fn malloc(&self, bytes: u64) -> u64 {
+        let size = self.limits.lock()[CU_LIMIT_MALLOC_HEAP_SIZE as usize];
+        self.heap
+            .allocate((self.id, self.device), size as u64, bytes)
     }
 
     pub fn status(&self) -> u32 {
@@ -328,6 +338,9 @@ api! { TABLE;
     }
     fn cuCtxSetLimit(limit: CUlimit, value: usize) {
         let context = live()?;
+        if limit == CU_LIMIT_MALLOC_HEAP_SIZE && context.heap.is_used() {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         *context.limits.lock().get_mut(limit as usize).ok_or(CUDA_ERROR_INVALID_VALUE)? = value;
         if limit == CU_LIMIT_STACK_SIZE {
             context.set_local_memory(value);

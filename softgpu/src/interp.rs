@@ -28,6 +28,10 @@ pub trait Memory: Sync {
     fn version(&self) -> u64;
     /// Whether the launch should end early because its context is lost.
     fn lost(&self) -> bool;
+    /// `malloc` in a kernel: an address, or 0.
+    fn malloc(&self, bytes: u64) -> u64;
+    /// `free` in a kernel: whether the address was allocated.
+    fn free(&self, start: u64) -> bool;
 }
 
 pub struct Launch<'a> {
@@ -573,6 +577,17 @@ impl<'a> Runner<'a> {
                     ));
                 }
                 Kind::Trap => fault!(i.imm as u32, 0),
+                Kind::Malloc | Kind::Free => {
+                    let calls = &self.launch.program.functions[t.function].heap_calls;
+                    let [argument, result] =
+                        calls[i.imm as usize].map(|at| ((t.frame + at) / 8) as usize);
+                    let argument = t.local[argument];
+                    if i.kind == Kind::Malloc {
+                        t.local[result] = self.launch.memory.malloc(argument);
+                    } else if !self.launch.memory.free(argument) {
+                        fault!(LAUNCH_FAILED, argument);
+                    }
+                }
                 Kind::Assert => {
                     t.pc = pc;
                     self.fail_assertion(t, i.imm as usize);
@@ -841,6 +856,12 @@ mod tests {
         }
         fn lost(&self) -> bool {
             false
+        }
+        fn malloc(&self, _: u64) -> u64 {
+            0
+        }
+        fn free(&self, start: u64) -> bool {
+            start == 0
         }
     }
 

@@ -26,6 +26,12 @@ impl Memory for View<'_> {
     fn lost(&self) -> bool {
         self.0.status() != 0
     }
+    fn malloc(&self, bytes: u64) -> u64 {
+        self.0.malloc(bytes)
+    }
+    fn free(&self, start: u64) -> bool {
+        self.0.heap.free(start)
+    }
 }
 
 /// Where a launch's parameters come from.

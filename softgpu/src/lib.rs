@@ -24,6 +24,7 @@ mod event;
 mod graph;
 mod graph_attribute;
 mod green;
+mod heap;
 mod image;
 mod interp;
 mod launch;

@@ -65,6 +65,9 @@ pub enum Kind {
     Trap,
     /// A failed assertion, number `imm`: ends the thread, and the launch after its block.
     Assert,
+    /// Allocates from the heap, or frees: call number `imm`.
+    Malloc,
+    Free,
 }
 
 #[derive(Clone, Copy)]
@@ -267,6 +270,8 @@ pub struct Function {
     pub calls: Vec<CallSite>,
     /// Where in the frame message, file, line and function of each assertion are.
     pub assertions: Vec<[u32; 4]>,
+    /// Where in the frame argument and result of each call of `malloc` or `free` are.
+    pub heap_calls: Vec<[u32; 2]>,
     pub max_threads: u32,
     pub required_threads: Option<[u32; 3]>,
 }

@@ -1,6 +1,6 @@
 //! Clients for the end-to-end tests, which see nothing but the driver API: `client work [ROUNDS]`, `launch`, `idle`,
 //! `stray`, `fork`, `beside`, `exec`, `early`, `blocked`, `wait`, `pending`, `share`, `threads`, `copies`,
-//! `launches`.
+//! `launches`, `heap [MIB]`.
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
 
@@ -22,6 +22,39 @@ struct Client {
     memory: CUdeviceptr,
 }
 
+/// Takes blocks of a MiB from the heap and stores their number. Beyond 1,024 it stops.
+const GRAB: &str = ".version 7.0
+.target sm_50
+.address_size 64
+.extern .func (.param .b64 address) malloc (.param .b64 bytes);
+.visible .entry grab(.param .u64 out)
+{
+    .reg .pred %none;
+    .reg .b32 %count;
+    .reg .b64 %out, %block, %bytes;
+    mov.u32 %count, 0;
+    mov.u64 %bytes, 1048576;
+again:
+    {
+        .param .b64 argument;
+        .param .b64 result;
+        st.param.b64 [argument], %bytes;
+        call.uni (result), malloc, (argument);
+        ld.param.b64 %block, [result];
+    }
+    setp.eq.u64 %none, %block, 0;
+    @%none bra done;
+    st.u32 [%block], %count;
+    add.u32 %count, %count, 1;
+    setp.lt.u32 %none, %count, 1024;
+    @%none bra again;
+done:
+    ld.param.u64 %out, [out];
+    cvta.to.global.u64 %out, %out;
+    st.global.u32 [%out], %count;
+    ret;
+}
+";
 const WORDS: u32 = 1024;
 const BYTES: usize = WORDS as usize * 4;
 /// More than fits a ring's message.
@@ -70,13 +103,29 @@ impl Client {
     }
 
     fn launch(&self, function: CUfunction, params: &mut [*mut c_void]) -> Status {
+        self.launch_blocks(WORDS / 32, 32, function, params)
+    }
+
+    /// Launches one thread.
+    fn launch_once(&self, function: CUfunction, params: &mut [*mut c_void]) -> Status {
+        self.launch_blocks(1, 1, function, params)?;
+        self.synchronize()
+    }
+
+    fn launch_blocks(
+        &self,
+        blocks: u32,
+        threads: u32,
+        function: CUfunction,
+        params: &mut [*mut c_void],
+    ) -> Status {
         cu!(
             cuLaunchKernel,
             function,
-            WORDS / 32,
+            blocks,
             1u32,
             1u32,
-            32u32,
+            threads,
             1u32,
             1u32,
             0u32,
@@ -285,6 +334,31 @@ impl Client {
         say("ready");
         io::stdin().read_line(&mut String::new()).expect("stdin");
         cu!(cuStreamQuery, self.stream).ok()
+    }
+
+    /// Takes blocks of a MiB in a kernel until there is no memory left in its heap, whose size it sets before if one is
+    /// given, and keeps them until the standard input ends.
+    fn heap(&self, mib: Option<u32>) -> Status {
+        self.round(1)?;
+        let limit = CU_LIMIT_MALLOC_HEAP_SIZE;
+        if let Some(mib) = mib {
+            cu!(cuCtxSetLimit, limit, (mib as usize) << 20).ok()?;
+        }
+        let mut size = 0usize;
+        cu!(cuCtxGetLimit, &mut size, limit).ok()?;
+        let image = CString::new(GRAB).expect("no NUL");
+        let mut module = CUmodule::NULL;
+        cu!(cuModuleLoadData, &mut module, image.as_ptr()).ok()?;
+        let mut grab = CUfunction::NULL;
+        cu!(cuModuleGetFunction, &mut grab, module, c"grab".as_ptr()).ok()?;
+        let mut out = self.memory;
+        let params = &mut [(&raw mut out).cast()];
+        self.launch_once(grab, params)?;
+        let mut blocks = 0u32;
+        cu!(cuMemcpyDtoH_v2, &raw mut blocks, self.memory, 4usize).ok()?;
+        say(&format!("{blocks} blocks of {} MiB", size >> 20));
+        io::stdin().read_line(&mut String::new()).expect("stdin");
+        self.round(2)
     }
 
     /// A host function that never returns, and work and another function behind it. Everything else goes on, but for
@@ -525,6 +599,7 @@ fn run(what: &str, rounds: u32) -> Status {
         "work" => client.work(rounds),
         "launch" => client.launch_on_and_on(),
         "idle" => client.idle(),
+        "heap" => client.heap((rounds != u32::MAX).then_some(rounds)),
         "stray" => client.stray(),
         "fork" => client.fork(),
         "beside" => client.beside(),

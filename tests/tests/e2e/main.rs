@@ -14,6 +14,7 @@ mod direct_server;
 mod directories;
 mod documents;
 mod formats;
+mod heap;
 mod limits;
 mod metrics;
 mod mps_run;

@@ -127,11 +127,11 @@ bounds! {
     STACKS_PART: u64 = 4, PartOfDevice, "memory for the stacks of threads (`cudaLimitStackSize`)",
         "it belongs to the context, for all clients, and stays; on an H100 a KiB of stack takes 264 MiB, so that 76 KiB are possible";
     HEAP_PART: u64 = 8, PartOfDevice, "memory for `malloc` in kernels (`cudaLimitMallocHeapSize`)",
-        "as for stacks; the server begins with 512 MiB";
+        "it belongs to the program's own context; the one that clients share has 512 MiB";
     SYNC_DEPTH: u64 = 24, Count, "levels of kernels that wait for kernels (`cudaLimitDevRuntimeSyncDepth`)",
         "the deepest that devices can; each takes up to 150 MiB of the device and stays";
     PENDING_LAUNCHES: u64 = 1 << 16, Count, "pending launches by kernels (`cudaLimitDevRuntimePendingLaunchCount`)",
-        "32 times the usual; each takes 9,376 bytes of the device and stays";
+        "32 times the usual; each takes 9,376 bytes of the device";
 }
 
 /// The rows as written in the section of docs/threat-model.md.

@@ -17,6 +17,7 @@ pub mod kinds;
 pub mod memory_file;
 pub mod moment;
 pub mod ordinal;
+pub mod owners;
 pub mod printing;
 pub mod progress;
 pub mod ranges;

@@ -3,7 +3,7 @@
 //! The driver writes the text to the standard output of the process that owns the context, when a stream is
 //! synchronized or a kernel launched, without telling which kernel printed it. So the server's standard output is a
 //! memory file, and only one session at a time has printing kernels in flight: all text in the file when its streams
-//! are idle is its own. Sessions whose images contain no code that names `vprintf` (`cubin::prints`) are not affected.
+//! are idle is its own. Sessions whose images contain no code that names `vprintf` (`cubin::calls`) are not affected.
 //!
 //! The driver's own buffer (`CU_LIMIT_PRINTF_FIFO_SIZE`) loses its oldest text when it is full. So does the memory
 //! file, to which the driver keeps writing while the session has work in flight: [`Printing::contain`].

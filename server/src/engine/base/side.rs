@@ -10,9 +10,10 @@
 
 use std::cell::Cell;
 
-/// Number of sides. A kernel that never completes may run in an annex too, so there is more than one annex. Each annex
-/// takes half a GiB of the device while sessions use it.
-pub const SIDES: usize = 4;
+/// Number of sides. A kernel that never completes may run in an annex too, and sessions with a heap for kernels own one
+/// each ([`crate::engine::base::owners`]), so there are several annexes. Each annex takes half a GiB of the device while
+/// sessions use it.
+pub const SIDES: usize = 16;
 
 /// A side; the main side by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -22,7 +23,15 @@ impl Side {
     /// The side on which sessions start.
     pub const MAIN: Side = Side(0);
     /// All sides.
-    pub const ALL: [Side; SIDES] = [Side(0), Side(1), Side(2), Side(3)];
+    pub const ALL: [Side; SIDES] = {
+        let mut all = [Side::MAIN; SIDES];
+        let mut at = 1;
+        while at < SIDES {
+            all[at] = Side(at as u8);
+            at += 1;
+        }
+        all
+    };
 
     /// The side at a position; any number is accepted.
     pub fn at(index: usize) -> Side {

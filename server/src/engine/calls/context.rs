@@ -8,6 +8,7 @@ use crate::engine::gpu::context_limits::ContextLimit;
 use crate::engine::gpu::devices::Device;
 use crate::engine::lasting::{Lasting, Lost, Making, failed};
 use crate::engine::session::Session;
+use crate::engine::session::flow::OwnContext;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{Attach, Limit};
@@ -56,15 +57,15 @@ impl Session {
         known.is_ok() && wanted.value > value as u64
     }
 
-    /// `cuCtxSetLimit`. All clients share the context, so a limit is only ever raised, within bounds. Returns the limit
-    /// that the client would have in a context of its own.
+    /// `cuCtxSetLimit`. In a context that clients share, a limit is only ever raised, within bounds. Returns the limit that
+    /// the client would have in a context of its own.
     pub fn set_limit(&mut self, shared: &Shared, body: Limit) -> Reply {
         let device = shared.gpu.device(body.device)?;
         device.make_current(&shared.gpu.driver)?;
         if let Some(wanted) = ContextLimit::new(body.limit, body.value) {
             let value = self.raise(shared, device, wanted)?;
             let key = u64::from(body.device) | u64::from(body.limit) << 32;
-            self.describe::<RaisedLimit>(key, &body.value);
+            self.describe::<ClientLimit>(key, &body.value);
             return Ok(super::value(value));
         }
         shared.gpu.driver.ctx_get_limit(&mut 0, body.limit)?;
@@ -81,7 +82,8 @@ impl Session {
         }
     }
 
-    /// Raises the context's limit to at least this value. Returns the session's own limit.
+    /// Raises the context's limit to at least this value, or sets the limit of the session's own context. Returns the
+    /// session's limit.
     fn raise(
         &mut self,
         shared: &Shared,
@@ -95,10 +97,14 @@ impl Session {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let first = device.first_limit(limit).unwrap_or(present as u64);
-        let limits = &mut self.objects.raised_limits;
+        if self.flow.own == OwnContext::Taken && wanted.is_of_program() && value > first {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let limits = &mut self.objects.limits;
         let bytes = wanted.taken(first, device);
-        let before = limits.pay(&self.account, device.ordinal, limit, bytes)?;
-        if value <= present as u64 {
+        let before = limits.set(&self.account, device.ordinal, wanted, bytes)?;
+        let is_own = self.flow.own == OwnContext::Owned && wanted.is_of_program();
+        if value <= present as u64 && !is_own {
             return Ok(value);
         }
         let set = shared.gpu.driver.ctx_set_limit(limit, value as usize);
@@ -114,10 +120,10 @@ impl Session {
     }
 }
 
-/// State of a limit that the session has raised.
-pub struct RaisedLimit;
+/// State of a limit that the session has set.
+pub struct ClientLimit;
 
-impl Lasting for RaisedLimit {
+impl Lasting for ClientLimit {
     const KIND: Kind = Kind::Limit;
     type State = u64;
 
@@ -217,7 +223,7 @@ mod tests {
                 assert_eq!(status, CUDA_ERROR_UNSUPPORTED_LIMIT, "{op:?} {which}");
             }
         }
-        assert!(!test.session.objects.raised_limits.any());
+        assert!(!test.session.objects.limits.any());
         drop(test);
         let mut test = Fixture::new(&[(name, obeys as Function)]);
         test.orders(FAULT);

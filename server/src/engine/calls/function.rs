@@ -179,7 +179,7 @@ impl Session {
         let info = FunctionInfo {
             attributes: [i32::MIN; 16],
             params: params.len() as u32,
-            flags: if self.objects.libraries.get(library)?.prints {
+            flags: if self.objects.libraries.get(library)?.calls.prints {
                 FUNCTION_PRINTS
             } else {
                 0

@@ -62,7 +62,7 @@ impl Session {
         let Ready {
             content,
             mut charge,
-            prints,
+            calls,
         } = ready;
         let device = shared.gpu.device(body.device)?;
         match Handle(body.image).kind() {
@@ -79,7 +79,7 @@ impl Session {
             true => None,
             false => Some(shared.free_memory(body.device)?),
         };
-        let what = (content.clone(), device.ordinal, prints);
+        let what = (content.clone(), device.ordinal, calls);
         self.shared.launched.note_image(&content);
         let offered = self.flow.offered.take();
         let (image, payload) =
@@ -192,13 +192,13 @@ impl Session {
         };
         // Only after the descriptor has been received: the next message must find its own.
         let charge = self.image_charge(shared, body.device, &content)?;
-        let prints = shared.images.image_prints(&body.hash, &content);
+        let calls = shared.images.calls(&body.hash, &content);
         // Analyzes the image in advance, so that the result is there when it is loaded.
         shared.images.variables_of(&body.hash, &content);
         Ok(Ready {
             content,
             charge,
-            prints,
+            calls,
         })
     }
 
@@ -380,7 +380,7 @@ impl Session {
         let image = self.image(handle)?;
         let device = self.device_of(shared, handle, device)?;
         shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
-        Ok((image.raw(), device, image.prints))
+        Ok((image.raw(), device, image.calls.prints))
     }
 
     /// The device of a module; for a library, the device that the client names.

@@ -1,9 +1,10 @@
 //! Limits of a context (`cuCtxSetLimit`): the device memory they take, how far a session may raise them, and the charge
 //! for them.
 //!
-//! All clients share the context, so a limit that one client raises stays raised, and the driver keeps the memory it
+//! In a context that clients share, a limit that one client raises stays raised, and the driver keeps the memory it
 //! took for it. Each limit is therefore bounded, and a session pays for the memory that a context of its own would have
-//! taken beyond the default.
+//! taken beyond the default. A session that raises the size of the heap for kernels, or the number of launches by
+//! kernels that may be pending, gets a context of its own ([`crate::engine::base::owners`]).
 
 use crate::engine::base::account::{Account, Charge, Memory};
 use crate::engine::base::bounds;
@@ -44,6 +45,15 @@ impl ContextLimit {
         Some(ContextLimit { limit, value })
     }
 
+    /// Whether the limit belongs to one program: the driver fixes it with the first kernel that uses it, or its memory is
+    /// used up by the kernels of one.
+    pub fn is_of_program(self) -> bool {
+        matches!(
+            self.limit,
+            CU_LIMIT_MALLOC_HEAP_SIZE | CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT
+        )
+    }
+
     /// Whether the value is within the session's bounds on this device.
     pub fn is_within_bounds(self, device: &Device) -> bool {
         self.fits(device.threads, device.memory)
@@ -76,52 +86,81 @@ impl ContextLimit {
     }
 }
 
-/// The limits that a session has raised above their initial values, with the charges held until the session ends.
+/// The limits that a session has set, with the charges held until the session ends.
 #[derive(Debug, Default)]
-pub struct RaisedLimits(BTreeMap<(Ordinal, CUlimit), Charge>);
+pub struct SetLimits(BTreeMap<(Ordinal, CUlimit), SetLimit>);
 
-impl RaisedLimits {
-    /// Whether the session has raised any limit.
+#[derive(Debug)]
+struct SetLimit {
+    value: u64,
+    /// For the memory beyond that of the initial value.
+    charge: Charge,
+}
+
+/// Value and charged bytes of a limit before it was set.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Before(Option<(u64, u64)>);
+
+impl SetLimits {
+    /// Whether the session is charged for any limit.
+    #[cfg(test)]
     pub fn any(&self) -> bool {
-        !self.0.is_empty()
+        self.0.values().any(|set| set.charge.bytes() > 0)
     }
 
-    /// Charges the session for a limit that takes `bytes` more than its initial value. Lowering a limit does not reduce
-    /// the charge, because the context does not shrink. Returns the bytes charged before, for [`RaisedLimits::undo`].
+    /// Records a limit that takes `bytes` more than its initial value, and charges the session for it. Lowering a limit
+    /// does not reduce the charge, because the context does not shrink. Returns the state for [`SetLimits::undo`].
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` beyond the session's memory limit; then the charge is unchanged.
-    pub fn pay(
+    /// `CUDA_ERROR_OUT_OF_MEMORY` beyond the session's memory limit; then nothing has changed.
+    pub fn set(
         &mut self,
         account: &Account,
         device: Ordinal,
-        limit: CUlimit,
+        wanted: ContextLimit,
         bytes: u64,
-    ) -> Result<u64, CUresult> {
-        match self.0.entry((device, limit)) {
-            Entry::Vacant(_) if bytes == 0 => Ok(0),
+    ) -> Result<Before, CUresult> {
+        let value = wanted.value;
+        match self.0.entry((device, wanted.limit)) {
             Entry::Vacant(entry) => {
-                entry.insert(account.take(Memory::Device(device), bytes)?);
-                Ok(0)
+                let charge = account.take(Memory::Device(device), bytes)?;
+                entry.insert(SetLimit { value, charge });
+                Ok(Before(None))
             }
             Entry::Occupied(mut entry) => {
-                let before = entry.get().bytes();
-                if bytes > before {
-                    entry.get_mut().resize(bytes)?;
+                let set = entry.get_mut();
+                let before = (set.value, set.charge.bytes());
+                if bytes > before.1 {
+                    set.charge.resize(bytes)?;
                 }
-                Ok(before)
+                set.value = value;
+                Ok(Before(Some(before)))
             }
         }
     }
 
-    /// Restores the earlier charge after the driver has refused the limit.
-    pub fn undo(&mut self, device: Ordinal, limit: CUlimit, before: u64) {
-        if before == 0 {
+    /// Restores the earlier state after the driver has refused the limit.
+    pub fn undo(&mut self, device: Ordinal, limit: CUlimit, before: Before) {
+        let Before(Some((value, bytes))) = before else {
             self.0.remove(&(device, limit));
-        } else if let Some(charge) = self.0.get_mut(&(device, limit)) {
+            return;
+        };
+        if let Some(set) = self.0.get_mut(&(device, limit)) {
+            set.value = value;
             // Shrinking a charge never fails.
-            let _ = charge.resize(before);
+            let _ = set.charge.resize(bytes);
         }
+    }
+
+    /// The value that the session has set for a limit.
+    pub fn value(&self, device: Ordinal, limit: CUlimit) -> Option<u64> {
+        self.0.get(&(device, limit)).map(|set| set.value)
+    }
+
+    /// All limits that the session has set, by device.
+    pub fn iter(&self) -> impl Iterator<Item = (Ordinal, CUlimit, u64)> {
+        let sets = self.0.iter();
+        sets.map(|((device, limit), set)| (*device, *limit, set.value))
     }
 }
 
@@ -201,26 +240,30 @@ mod tests {
     #[test]
     fn a_session_pays_until_it_ends() {
         let (account, device) = (Account::default(), Ordinal::of_test(0));
-        let (memory, mut limits) = (Memory::Device(device), RaisedLimits::default());
+        let (memory, mut limits) = (Memory::Device(device), SetLimits::default());
         account.lower_limit(memory, 100);
-        let pay = |limits: &mut RaisedLimits, limit, bytes| {
-            let before = limits.pay(&account, device, limit, bytes);
-            (before, account.held(memory))
-        };
         let (stack, heap) = (CU_LIMIT_STACK_SIZE, CU_LIMIT_MALLOC_HEAP_SIZE);
-        assert_eq!(pay(&mut limits, stack, 0), (Ok(0), 0));
+        let set = |limits: &mut SetLimits, which, value, bytes| {
+            let before = limits.set(&account, device, limit(which, value), bytes);
+            (before.map(|before| before.0), account.held(memory))
+        };
+        assert_eq!(set(&mut limits, stack, 16, 0), (Ok(None), 0));
         assert!(!limits.any());
-        assert_eq!(pay(&mut limits, stack, 60), (Ok(0), 60));
+        assert_eq!(set(&mut limits, stack, 32, 60), (Ok(Some((16, 0))), 60));
         assert!(limits.any());
-        assert_eq!(pay(&mut limits, stack, 20), (Ok(60), 60));
+        assert_eq!(set(&mut limits, stack, 48, 20), (Ok(Some((32, 60))), 60));
         let full = Err(CUDA_ERROR_OUT_OF_MEMORY);
-        assert_eq!(pay(&mut limits, stack, 101), (full, 60));
-        assert_eq!(pay(&mut limits, heap, 41), (full, 60));
-        assert_eq!(pay(&mut limits, heap, 40), (Ok(0), 100));
-        limits.undo(device, heap, 0);
-        assert_eq!(pay(&mut limits, stack, 90), (Ok(60), 90));
-        limits.undo(device, stack, 60);
+        assert_eq!(set(&mut limits, stack, 64, 101), (full, 60));
+        assert_eq!(set(&mut limits, heap, 8 << 20, 41), (full, 60));
+        let all: Vec<_> = limits.iter().collect();
+        assert_eq!(all, [(device, stack, 48)], "as before what was refused");
+        assert_eq!(set(&mut limits, heap, 8 << 20, 40), (Ok(None), 100));
+        limits.undo(device, heap, Before(None));
+        assert_eq!(limits.value(device, heap), None);
+        assert_eq!(set(&mut limits, stack, 80, 90), (Ok(Some((48, 60))), 90));
+        limits.undo(device, stack, Before(Some((48, 60))));
         assert_eq!(account.held(memory), 60);
+        assert_eq!(limits.value(device, stack), Some(48));
         drop(limits);
         assert_eq!(account.held(memory), 0);
     }

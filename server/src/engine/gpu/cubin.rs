@@ -282,50 +282,10 @@ fn declared(statement: &[u8]) -> Option<(&str, u64, usize)> {
     Some((name, size, end))
 }
 
-/// Whether no kernel of a cubin can obtain the address of a variable, of a function or of memory that kernels allocate,
-/// and leave it in memory for a later kernel. The compiler puts such addresses, including those of `malloc` and of
-/// virtual function tables, into constant banks 2 and 4 (as nvcc 13.0 does for sm_90).
-fn takes_no_addresses_cubin(bytes: &[u8]) -> Option<bool> {
-    const BANKS: [&[u8]; 3] = [b".nv.constant2", b".nv.constant4", b".nv.global"];
-    let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
-    let mut budget = Budget::of_names(bytes);
-    for section in file.sections() {
-        let name = section.name_bytes().unwrap_or_default();
-        budget.spend(name.len() as u64)?;
-        if section.size() > 0 && BANKS.iter().any(|bank| name.starts_with(bank)) {
-            return Some(false);
-        }
-    }
-    Some(true)
-}
-
-/// Whether no kernel of a PTX text can obtain such an address (see [`takes_no_addresses_cubin`]), judged by the
-/// keywords that such code needs.
-fn takes_no_addresses_text(bytes: &[u8]) -> bool {
-    const WORDS: [&[u8]; 5] = [
-        b"malloc",
-        b".callprototype",
-        b".calltargets",
-        b"cvta.const",
-        b"cvta.global",
-    ];
-    let has = |word: &&[u8]| memchr::memmem::find(bytes, word).is_some();
-    !WORDS.iter().any(has)
-}
-
 /// Whether all code of an image that a device of a compute capability (`10 * major + minor`) would run keeps no state
 /// between launches.
 pub fn keeps_nothing(image: &[u8], arch: u32) -> bool {
     of_all_code(image, arch, is_constant_cubin, is_constant_text)
-}
-
-/// Whether the code moreover cannot store its own addresses in memory, so that data it left stays valid after a reload
-/// elsewhere.
-pub fn takes_no_addresses(image: &[u8], arch: u32) -> bool {
-    let of_cubin =
-        |bytes: &[u8]| Some(is_constant_cubin(bytes)? && takes_no_addresses_cubin(bytes)?);
-    let of_text = |bytes: &[u8]| is_constant_text(bytes) && takes_no_addresses_text(bytes);
-    of_all_code(image, arch, of_cubin, of_text)
 }
 
 /// Whether the kernels of a cubin store no addresses in memory that become invalid when it is reloaded elsewhere. The
@@ -429,33 +389,111 @@ fn of_all_code(
         })
 }
 
-/// Whether kernels of an image that devices of these compute capabilities (`10 * major + minor`) would run may call
-/// device `printf`. Code that is unreadable, or exceeds the [`Budget`], counts as printing.
-pub fn prints(image: &[u8], archs: &[u32]) -> bool {
-    let calls = |code: &[u8]| memchr::memmem::find(code, b"vprintf").is_some();
-    if calls(image) {
-        return true;
+/// Functions of the driver that kernels of an image may call.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// `printf`. Code that is unreadable, or exceeds the [`Budget`], counts as printing.
+    pub prints: bool,
+    /// `malloc` or `free`. Code that is unreadable, or exceeds the [`Budget`], counts as not allocating.
+    pub allocates: bool,
+}
+
+impl Calls {
+    /// Code that cannot be read.
+    const UNREADABLE: Calls = Calls {
+        prints: true,
+        allocates: false,
+    };
+
+    fn of_cubin(code: &[u8]) -> Calls {
+        if !code.starts_with(ELF) {
+            return Calls::UNREADABLE;
+        }
+        Calls {
+            prints: memchr::memmem::find(code, PRINT).is_some(),
+            allocates: ALLOCATE.iter().any(|name| has_symbol(code, name)),
+        }
     }
-    if image.starts_with(ELF) {
+
+    fn of_text(text: &[u8]) -> Calls {
+        Calls {
+            prints: memchr::memmem::find(text, PRINT).is_some(),
+            allocates: ALLOCATE.iter().any(|name| has_word(text, name)),
+        }
+    }
+
+    fn or(self, other: Calls) -> Calls {
+        Calls {
+            prints: self.prints || other.prints,
+            allocates: self.allocates || other.allocates,
+        }
+    }
+}
+
+const PRINT: &[u8] = b"vprintf";
+const ALLOCATE: [&[u8]; 2] = [b"malloc", b"free"];
+
+/// Whether a cubin has a symbol of this name, such as a function of the driver that it calls.
+fn has_symbol(cubin: &[u8], name: &[u8]) -> bool {
+    if memchr::memmem::find(cubin, name).is_none() {
         return false;
     }
-    let Some(entries) = entries(image) else {
-        return true;
+    let mut budget = Budget::of_names(cubin);
+    let file = ElfFile64::<Endianness>::parse(cubin);
+    file.is_ok_and(|file| {
+        let names = file.symbols().map(|symbol| symbol.name_bytes());
+        let mut names = names.map_while(|found| {
+            let found = found.unwrap_or_default();
+            budget.spend(found.len() as u64 + 1).map(|()| found)
+        });
+        names.any(|found| found == name)
+    })
+}
+
+/// Whether a PTX text contains an identifier.
+fn has_word(text: &[u8], word: &[u8]) -> bool {
+    let continues = |byte: Option<&u8>| {
+        byte.is_some_and(|byte| byte.is_ascii_alphanumeric() || b"_$%".contains(byte))
     };
+    memchr::memmem::find_iter(text, word).any(|at| {
+        let before = at.checked_sub(1).and_then(|before| text.get(before));
+        !continues(before) && !continues(text.get(at + word.len()))
+    })
+}
+
+/// The functions of the driver that kernels of an image may call on devices of these compute capabilities
+/// (`10 * major + minor`).
+pub fn calls(image: &[u8], archs: &[u32]) -> Calls {
+    if image.starts_with(ELF) {
+        return Calls::of_cubin(image);
+    }
+    let Some(entries) = entries(image) else {
+        return Calls::UNREADABLE;
+    };
+    if entries.is_empty() {
+        return Calls::of_text(image);
+    }
     let mut budget = Budget::of_code(image);
     let runs = |arch: &u32| entries.iter().any(|entry| entry.fits(*arch));
-    entries.iter().any(|entry| match entry.kind {
+    let of_entry = |entry: &Entry<'_>| match entry.kind {
         // The driver may compile a text even if a cubin fits: the client can request that.
-        KIND_TEXT => entry
-            .content(&mut budget)
-            .is_none_or(|text| !text.is_ascii() || calls(&text)),
-        KIND_CUBIN if archs.iter().any(|arch| entry.fits(*arch)) => entry
-            .content(&mut budget)
-            .is_none_or(|code| !code.starts_with(ELF) || calls(&code)),
-        KIND_CUBIN => false,
+        KIND_TEXT => match entry.content(&mut budget) {
+            Some(text) if text.is_ascii() => Calls::of_text(&text),
+            _ => Calls::UNREADABLE,
+        },
+        KIND_CUBIN if archs.iter().any(|arch| entry.fits(*arch)) => {
+            let code = entry.content(&mut budget);
+            code.map_or(Calls::UNREADABLE, |code| Calls::of_cubin(&code))
+        }
+        KIND_CUBIN => Calls::default(),
         // An intermediate language, compiled if no cubin fits.
-        _ => !archs.iter().all(runs),
-    })
+        _ if archs.iter().all(runs) => Calls::default(),
+        _ => Calls::UNREADABLE,
+    };
+    entries
+        .iter()
+        .map(of_entry)
+        .fold(Calls::default(), Calls::or)
 }
 
 /// Whether code of an image that devices of these compute capabilities (`10 * major + minor`) would run contains all
@@ -523,19 +561,38 @@ mod tests {
     }
 
     #[test]
-    fn code_that_takes_addresses_stays_where_it_is() {
-        assert!(takes_no_addresses(KERNEL.as_bytes(), 90));
-        for word in [
-            ".extern .func (.param .b64 r) malloc (.param .b64 n);",
-            ".global .align 1 .b8 $str[6] = {1}; // cvta.global.u64 %rd1, $str",
-            "prototype_0 : .callprototype (.param .b32 _) _ (.param .b32 _);",
-            ".global .u32 counter;",
+    fn code_that_leaves_something_behind_stays_where_it_is() {
+        let (variables, addresses) = (
+            Leaves {
+                variables: true,
+                ..Leaves::default()
+            },
+            Leaves {
+                addresses: true,
+                ..Leaves::default()
+            },
+        );
+        for (word, expected) in [
+            ("", Leaves::default()),
+            (
+                ".extern .func (.param .b64 r) malloc (.param .b64 n);",
+                addresses,
+            ),
+            (
+                ".global .align 1 .b8 $str[6] = {1}; // cvta.global.u64 %rd1, $str",
+                Leaves::default(),
+            ),
+            (
+                "prototype_0 : .callprototype (.param .b32 _) _ (.param .b32 _);",
+                addresses,
+            ),
+            (".global .u32 counter;", variables),
         ] {
             let image = format!("{word}\n{KERNEL}");
-            assert!(!takes_no_addresses(image.as_bytes(), 90), "{word}");
+            assert_eq!(leaves(image.as_bytes(), 90), expected, "{word}");
         }
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-        assert!(!takes_no_addresses(&own, 90));
+        assert_ne!(leaves(&own, 90), Leaves::default());
     }
 
     /// A fatbin with one entry of text.
@@ -597,6 +654,85 @@ mod tests {
             let image = fatbin(text.as_bytes(), 0, 0, KIND_TEXT, 75);
             assert_eq!(keeps_nothing(&image, 90), expected);
         }
+    }
+
+    fn prints(image: &[u8], archs: &[u32]) -> bool {
+        calls(image, archs).prints
+    }
+
+    #[test]
+    fn a_text_allocates_if_it_names_the_function() {
+        for (text, expected) in [
+            ("call.uni (retval0), malloc, (param0);", true),
+            (".extern .func free(.param .b64 a);", true),
+            ("call.uni (retval0), my_malloc, (param0);", false),
+            ("call.uni mallocated, (param0);", false),
+            ("bra $free;", false),
+            ("", false),
+        ] {
+            let text = format!("{KERNEL}{text}\n");
+            let lz4 = lz4_flex::block::compress(text.as_bytes());
+            let fits = fatbin(&lz4, LZ4, text.len(), KIND_TEXT, 75);
+            for image in [text.as_bytes(), &fits] {
+                assert_eq!(calls(image, &[90]).allocates, expected, "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_cubin_allocates_if_it_has_the_functions_symbol() {
+        for (name, expected) in [
+            ("malloc", true),
+            ("free", true),
+            ("_Z6mallocv", false),
+            ("freely", false),
+        ] {
+            let code = with_symbol(name);
+            let lz4 = lz4_flex::block::compress(&code);
+            let fits = |arch| fatbin(&lz4, LZ4, code.len(), KIND_CUBIN, arch);
+            assert_eq!(calls(&code, &[90]).allocates, expected, "{name}");
+            assert_eq!(calls(&fits(90), &[90]).allocates, expected, "{name}");
+            assert!(!calls(&fits(80), &[90]).allocates, "no device runs it");
+        }
+        let unreadable = [ELF, b"malloc", &[0; 100]].concat();
+        assert!(!calls(&unreadable, &[90]).allocates);
+    }
+
+    /// An ELF file of a GPU with one undefined symbol.
+    fn with_symbol(name: &str) -> Vec<u8> {
+        /// Bytes of the header, of a section's header and of a symbol.
+        const SIZES: [u64; 3] = [64, 64, 24];
+        const TABLES: [u64; 2] = [3, 2];
+        let strings = [b"\0", name.as_bytes(), b"\0"].concat();
+        let begins = [64, 64 + strings.len() as u64];
+        let sections = begins[1] + 2 * SIZES[2];
+        let section = |at: usize, bytes: u64, link: u64, entry: u64| {
+            let kind = TABLES[at] << 32;
+            [kind, 0, 0, begins[at], bytes, link | link << 32, 1, entry]
+        };
+        let bytes = |words: &[u64]| -> Vec<u8> {
+            let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+            bytes.collect()
+        };
+        let header = [
+            0x0001_0102_464c_457f,
+            0,
+            1 | u64::from(EM_CUDA) << 16 | 1 << 32,
+            0,
+            0,
+            sections,
+            SIZES[0] << 32,
+            SIZES[1] << 16 | 3 << 32 | 1 << 48,
+        ];
+        [
+            bytes(&header),
+            strings.clone(),
+            bytes(&[0, 0, 0, 1, 0, 0]),
+            bytes(&[0; 8]),
+            bytes(&section(0, strings.len() as u64, 0, 0)),
+            bytes(&section(1, 2 * SIZES[2], 1, SIZES[2])),
+        ]
+        .concat()
     }
 
     #[test]

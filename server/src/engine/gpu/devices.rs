@@ -25,7 +25,7 @@ const STREAMS_AHEAD: usize = 32;
 
 /// Heap of device code (`malloc` in a kernel), bytes, for all clients. The driver takes it from the device when the
 /// first module that allocates is loaded.
-const DEVICE_HEAP: usize = 512 << 20;
+const DEVICE_HEAP: u64 = 512 << 20;
 
 /// Poll interval while other threads still use a context that is to be closed.
 const GRACE: Duration = Duration::from_micros(100);
@@ -134,6 +134,8 @@ pub struct Device {
     main: Context,
     /// Annex contexts, created when needed and closed when no session uses them.
     annexes: [RwLock<Arc<Context>>; SIDES - 1],
+    /// Heaps of the annexes that belong to a session.
+    heaps: [Mutex<Option<OwnHeap>>; SIDES - 1],
     /// The driver ran out of memory for an allocation.
     short: AtomicBool,
 }
@@ -185,8 +187,9 @@ impl Context {
         Ok(true)
     }
 
-    /// Creates the initial streams, limits and flag kernel of the current context.
-    fn furnish(&self, driver: &Driver) -> Result<(), CUresult> {
+    /// Creates the initial streams, limits and flag kernel of the current context, with `heap` bytes for `malloc` in
+    /// kernels or as many as the driver provides.
+    fn furnish(&self, driver: &Driver, heap: Option<u64>) -> Result<(), CUresult> {
         let mut ahead = Vec::new();
         for _ in 0..=STREAMS_AHEAD {
             let mut stream = CUstream::NULL;
@@ -207,7 +210,9 @@ impl Context {
         }
         let _ = self.first_limits.set(first);
         // The driver accepts no larger heap once any client's module that allocates on the device is loaded.
-        if let Err(status) = driver.ctx_set_limit(CU_LIMIT_MALLOC_HEAP_SIZE, DEVICE_HEAP) {
+        if let Some(heap) = heap
+            && let Err(status) = driver.ctx_set_limit(CU_LIMIT_MALLOC_HEAP_SIZE, heap as usize)
+        {
             tracing::debug!(%status, "the heap of device code stays as it is");
         }
         match FlagKernel::load(driver) {
@@ -219,6 +224,10 @@ impl Context {
         Ok(())
     }
 }
+
+/// Bytes for `malloc` in kernels in a context that belongs to one session; `None`: as many as the driver provides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnHeap(pub Option<u64>);
 
 /// Converts a limit of the driver, bytes of local memory.
 fn local_of(bytes: u64) -> u32 {
@@ -353,6 +362,7 @@ impl Device {
             partition: OnceLock::new(),
             main: Context::default(),
             annexes: Default::default(),
+            heaps: Default::default(),
             short: AtomicBool::new(false),
         })
     }
@@ -381,12 +391,12 @@ impl Device {
         self.make_main(driver)?;
         match side::entered().annex() {
             None => Ok(()),
-            Some(annex) => self.make_annex(driver, &self.annexes[annex]),
+            Some(annex) => self.make_annex(driver, annex),
         }
     }
 
-    fn make_annex(&self, driver: &Driver, annex: &RwLock<Arc<Context>>) -> Result<(), CUresult> {
-        let own = annex.read().clone();
+    fn make_annex(&self, driver: &Driver, annex: usize) -> Result<(), CUresult> {
+        let own = self.annexes[annex].read().clone();
         if own.raw.get().is_some() {
             return Ok(());
         }
@@ -403,7 +413,11 @@ impl Device {
             .context
             .ctx_create(&mut context, CU_CTX_SCHED_SPIN, self.raw)?;
         driver.ctx_set_current(context)?;
-        if let Err(status) = own.furnish(driver) {
+        let heap = match *self.heaps[annex].lock() {
+            Some(OwnHeap(heap)) => heap,
+            None => Some(DEVICE_HEAP),
+        };
+        if let Err(status) = own.furnish(driver, heap) {
             CURRENT.set(NONE);
             let _ = driver.context.ctx_destroy(context);
             return Err(status);
@@ -443,9 +457,17 @@ impl Device {
             *self.addresses.lock() =
                 RangeAllocator::new(start, DEVICE_ARENA_STRIDE, granularity as u64);
         }
-        own.furnish(driver)?;
+        own.furnish(driver, Some(DEVICE_HEAP))?;
         let _ = own.raw.set(context);
         Ok(())
+    }
+
+    /// Determines the heap of the next context that is created on an annex: that of a session to which the annex
+    /// belongs, or the shared heap.
+    pub fn set_heap(&self, side: Side, heap: Option<OwnHeap>) {
+        if let Some(annex) = side.annex() {
+            *self.heaps[annex].lock() = heap;
+        }
     }
 
     /// Whether the device has a context on this side.

@@ -11,7 +11,7 @@ use crate::engine::base::account::Charge;
 use crate::engine::base::jit::JitOptions;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side::{self, Side};
-use crate::engine::gpu::cubin;
+use crate::engine::gpu::cubin::{Calls, Leaves};
 use crate::engine::images::contents::{Content, Raw};
 use crate::engine::images::families::Family;
 use crate::engine::images::residents::Counted;
@@ -492,8 +492,8 @@ pub struct Image {
     chosen: HashMap<Key, Chosen>,
     /// Server's ordinal; meaningless for a library.
     pub device: Ordinal,
-    /// Its kernels call device `printf`.
-    pub prints: bool,
+    /// Functions of the driver that its kernels call.
+    pub calls: Calls,
     /// Charge for its instances on the device; split among them when the session leaves the image.
     charge: Option<Charge>,
     /// Charge for each instance, bytes.
@@ -520,11 +520,11 @@ impl Image {
     pub fn load(
         store: &ImageStore,
         handle: u64,
-        (content, device, prints): (Content, Ordinal, bool),
+        (content, device, calls): (Content, Ordinal, Calls),
         (family, offered): (Option<Family>, Option<Arc<Instance>>),
         mut options: JitOptions,
     ) -> (Result<Image, CUresult>, Vec<u8>) {
-        let family = family.filter(|_| !prints);
+        let family = family.filter(|_| !calls.prints);
         let found = match (&family, offered) {
             (Some(family), Some(offered)) if offered.family() == Some(family) => {
                 store.residents.take(&offered);
@@ -569,7 +569,7 @@ impl Image {
             content,
             chosen: HashMap::new(),
             device,
-            prints,
+            calls,
             charge: None,
             each: 0,
             retired: false,
@@ -647,15 +647,9 @@ impl Image {
     }
 
     /// Whether kernels that already ran can continue with a reloaded image, and data they left in memory stays valid
-    /// with it, because the code takes no addresses. Takes time.
+    /// with it: the code writes no variables and stores no addresses of its own. Takes time.
     pub fn is_as_new(&self, store: &ImageStore) -> bool {
-        let bytes = &self.content[..self.content.len() - 1];
-        !self.is_loaded()
-            || store
-                .gpu
-                .devices
-                .iter()
-                .all(|device| cubin::takes_no_addresses(bytes, device.capability))
+        !self.is_loaded() || store.leaves(&self.content) == Leaves::default()
     }
 
     /// The content it was loaded from.

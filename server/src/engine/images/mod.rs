@@ -9,7 +9,7 @@ pub mod variables;
 
 use crate::engine::base::jit::JitOptions;
 use crate::engine::gpu::Gpu;
-use crate::engine::gpu::cubin::{self, Leaves};
+use crate::engine::gpu::cubin::{self, Calls, Leaves};
 use crate::engine::images::contents::{Content, Findings, ImageCache, Raw};
 use crate::engine::images::families::{Families, Family};
 use crate::engine::images::instances::{Image, Instance};
@@ -51,8 +51,8 @@ pub struct ImageStore {
     /// State lost when an image is reloaded elsewhere, by SHA-256.
     outlasting: Findings<Leaves>,
     variables: KnownVariables,
-    /// Which images print, by SHA-256.
-    prints: Findings<bool>,
+    /// Functions of the driver that the images call, by SHA-256.
+    calls: Findings<Calls>,
     unload: Unload,
 }
 
@@ -72,7 +72,7 @@ impl ImageStore {
             assessor,
             outlasting: Findings::new(MOST_KNOWN),
             variables: KnownVariables::new(variables::MOST_KNOWN),
-            prints: Findings::new(MOST_KNOWN),
+            calls: Findings::new(MOST_KNOWN),
             unload: Box::new(unload),
         }
     }
@@ -148,11 +148,11 @@ impl ImageStore {
         )
     }
 
-    /// Whether an image may call device `printf` on some device. Its content is analyzed once.
-    pub fn image_prints(&self, hash: &[u8; 32], content: &Content) -> bool {
-        self.prints.look_up(hash, || {
+    /// The functions of the driver that an image may call on some device. Its content is analyzed once.
+    pub fn calls(&self, hash: &[u8; 32], content: &Content) -> Calls {
+        self.calls.look_up(hash, || {
             let archs: Vec<u32> = self.gpu.devices.iter().map(|one| one.capability).collect();
-            cubin::prints(&content[..content.len() - 1], &archs)
+            cubin::calls(&content[..content.len() - 1], &archs)
         })
     }
 

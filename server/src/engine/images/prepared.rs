@@ -3,6 +3,7 @@
 use crate::engine::base::account::Charge;
 use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
+use crate::engine::gpu::cubin::Calls;
 use crate::engine::images::contents::Content;
 use mpsshim_proto::message::ImageLoad;
 
@@ -37,8 +38,8 @@ impl Prepared {
 pub struct Ready {
     pub content: Content,
     pub charge: ImageCharge,
-    /// Some kernel of it calls device `printf`.
-    pub prints: bool,
+    /// Functions of the driver that its kernels call.
+    pub calls: Calls,
 }
 
 /// Memory charged for an image.

@@ -339,7 +339,7 @@ fn realise(
 
 /// The types of the kinds, by the names of their rows.
 mod kinds {
-    pub use crate::engine::calls::context::RaisedLimit as Limit;
+    pub use crate::engine::calls::context::ClientLimit as Limit;
     pub use crate::engine::calls::graph::saved::{Graph, GraphExec};
     pub use crate::engine::calls::module::Variable;
     pub use crate::engine::calls::{Makes, Sets};

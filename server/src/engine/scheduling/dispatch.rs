@@ -21,7 +21,7 @@ use crossbeam_channel::Receiver;
 use mpsshim_api::cuda::{CUDA_ERROR_MPS_CLIENT_TERMINATED, CUDA_ERROR_MPS_RPC_FAILURE};
 use mpsshim_control::panics;
 use mpsshim_proto::message::Op;
-use mpsshim_proto::ops::Lane;
+use mpsshim_proto::ops::{Gate, Lane};
 use mpsshim_proto::ring::Message;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -460,7 +460,11 @@ fn take_up(
     if !on_slow_lane && session.is_slow(message) {
         return Step::Slow;
     }
-    if session.must_be_alone(shared, message) {
+    let alone = session.must_be_alone(shared, message);
+    if message.op.gate() != Gate::Never && session.awaits_own_context(shared, message) {
+        return Step::Full;
+    }
+    if alone {
         session.flow.wants = None;
         return Step::Alone;
     }
@@ -527,6 +531,7 @@ pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
     session
         .shared
         .end(shared.gpu.lost_status().unwrap_or(status));
+    shared.lanes.owners.leave(session.shared.info.session);
     // Must precede the removal from the list of sessions, so that its work is counted throughout.
     shared.gpu.calm(session.side).begin_dying();
     // SAFETY: a plain system call on our own descriptor: the client sees the end even if it looks nowhere else.

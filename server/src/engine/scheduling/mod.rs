@@ -3,6 +3,7 @@
 pub mod adopt;
 pub mod dispatch;
 pub mod moving;
+pub mod own_context;
 pub mod parking;
 pub mod patience;
 pub mod reaper;

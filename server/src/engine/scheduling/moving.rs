@@ -14,8 +14,8 @@ use crate::engine::session::Session;
 use crate::engine::session::bonds::Destination;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::{
-    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY, CUevent, CUfunction,
-    CUresult, CUstream,
+    CU_EVENT_DISABLE_TIMING, CU_LIMIT_STACK_SIZE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY,
+    CUevent, CUfunction, CUresult, CUstream,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,9 @@ impl Shared {
     /// Returns a side to which a session that cannot load on `from` can move, preferably one that already has a
     /// context.
     pub fn way_out(&self, from: Side) -> Option<Side> {
-        let free = |side: &Side| *side != from && !self.has_long_work(*side);
+        let free = |side: &Side| {
+            *side != from && !self.lanes.owners.is_owned(*side) && !self.has_long_work(*side)
+        };
         let mut free: Vec<Side> = Side::ALL.into_iter().filter(free).collect();
         free.sort_by_key(|side| !self.gpu.devices.iter().any(|device| device.has(*side)));
         free.first().copied()
@@ -36,10 +38,12 @@ impl Shared {
         let Some(_nobody_moves) = self.lanes.moving.try_write() else {
             return;
         };
+        let left = self.lanes.owners.is_left(side);
         let used = self.roster.sessions_of(side).next().is_some()
             || !self.gpu.calm(side).is_still()
             || self.roster.shared_events.any_of(side)
-            || self.is_blocked(Side::MAIN, Duration::ZERO);
+            || !left && self.lanes.owners.is_owned(side)
+            || !left && self.is_blocked(Side::MAIN, Duration::ZERO);
         // Retained instances of the side are unloaded first, and pending decisions about instances are awaited.
         if used || self.images.assesses() || self.images.give_up_residents_of(side) {
             return;
@@ -57,6 +61,9 @@ impl Shared {
         for device in self.gpu.devices.iter().filter(|device| device.has(side)) {
             device.close_annex(&self.gpu.driver, side);
         }
+        if left {
+            self.release_own_context(side);
+        }
     }
 }
 
@@ -70,8 +77,10 @@ impl Session {
     /// Submits nothing new until nothing is in flight, so that the session can move to the side that it was ordered to.
     /// `None` if it stays.
     pub fn leave(&mut self, shared: &Shared) -> Option<Visit> {
-        let to = self.shared.standing.goes_to();
-        let refused = self.flow.stayed.is_some_and(|at| at.elapsed() < STAYS);
+        let own = self.flow.own.granted();
+        let to = own.or(self.shared.standing.goes_to());
+        let stayed = self.flow.stayed.is_some_and(|at| at.elapsed() < STAYS);
+        let refused = own.is_none() && stayed;
         let to = to.filter(|to| *to != self.side && !self.flow.stays && !refused);
         let in_flight = self.inbox.held.any() || self.has_work_in_flight(&shared.gpu);
         if to.is_some() && in_flight && self.ends_its_work(shared) {
@@ -79,15 +88,29 @@ impl Session {
         }
         self.shared.standing.set_goes_to(None);
         self.flow.leaves = None;
-        let to = to?;
+        let Some(to) = to else {
+            if own.is_some() {
+                self.stay_in_shared_context(shared, "it cannot move");
+            }
+            return None;
+        };
         if in_flight || !self.may_move(shared) {
             let bonds = self.bonds(&shared.images, Destination::Annex);
+            if own.is_some() {
+                let why = match in_flight {
+                    true => "its work in flight does not end".into(),
+                    false => bonds.to_string(),
+                };
+                self.stay_in_shared_context(shared, &why);
+                return None;
+            }
             let client = &self.shared.info;
             tracing::info!("Client {client} stays in its context beside others: {bonds}");
             self.flow.stayed = Some(Instant::now());
             return None;
         }
-        self.shared.standing.set_apart(to != Side::MAIN);
+        let apart = to != Side::MAIN && own.is_none();
+        self.shared.standing.set_apart(apart);
         Some(Visit::Move(to))
     }
 
@@ -221,6 +244,25 @@ impl Session {
         Ok((images, functions))
     }
 
+    /// Raises the limits of the contexts on the entered side to those that it has set.
+    fn raise_limits_again(&self, shared: &Shared) -> Result<(), CUresult> {
+        let driver = &shared.gpu.driver;
+        for (device, limit, value) in self.objects.limits.iter() {
+            let device = &shared.gpu.devices[device];
+            device.attach(driver)?;
+            device.make_current(driver)?;
+            let mut present = 0;
+            driver.ctx_get_limit(&mut present, limit)?;
+            if value > present as u64 {
+                driver.ctx_set_limit(limit, value as usize)?;
+            }
+            if limit == CU_LIMIT_STACK_SIZE {
+                device.has_grown(value.max(present as u64));
+            }
+        }
+        Ok(())
+    }
+
     /// Creates its streams and events again, in order, on the entered side.
     fn make_again(&mut self, shared: &Shared) -> Result<(Vec<CUstream>, Vec<CUevent>), CUresult> {
         let driver = &shared.gpu.driver;
@@ -244,7 +286,7 @@ impl Session {
                     shared.gpu.record_at_once(event.device, raw)?;
                 }
             }
-            Ok(())
+            self.raise_limits_again(shared)
         })();
         if let Err(status) = outcome {
             for (stream, raw) in self.objects.streams.iter().zip(streams) {

@@ -238,5 +238,6 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     graves
         .into_iter()
         .for_each(|object| shared.lanes.bury(object));
+    shared.leave_own_context(ended.info.session);
     shared.roster.gone(&ended, uncounted, why);
 }

@@ -86,7 +86,7 @@ impl Objects {
             texture_references,
             surface_references,
             graphs,
-            raised_limits,
+            limits: _,
         } = self;
         let arrays = arrays.len() + mipmaps.len() + bound_arrays.len() > 0;
         let textures =
@@ -108,7 +108,6 @@ impl Objects {
                 let mut loaded = images.iter().chain(libraries.iter());
                 let mut works = streams.iter().chain(retired);
                 let in_parts = places.iter().any(Option::is_some);
-                let has_limits = raised_limits.any();
                 // A single event that is recorded again is still a valid start time; with two, the interval between them
                 // would be lost.
                 let is_timed = |flags: u32| flags & CU_EVENT_DISABLE_TIMING == 0;
@@ -120,7 +119,7 @@ impl Objects {
                 both.with(Bonds::IMAGES, loaded.any(|image| !image.may_move(store)))
                     .with(Bonds::VARIABLES, !globals.is_empty())
                     .with(Bonds::GRAPHS, !graphs.is_untouched())
-                    .with(Bonds::PARTITIONS, in_parts || has_limits)
+                    .with(Bonds::PARTITIONS, in_parts)
                     .with(Bonds::PARTITIONS, works.any(|stream| stream.is_special()))
                     .with(Bonds::PEERS, !helpers.is_empty())
                     .with(Bonds::TIMES, lost)

@@ -12,6 +12,34 @@ use crate::engine::objects::runs::Planned;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Whether a session has a context of its own, for the heap of its kernels ([`crate::engine::base::owners`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OwnContext {
+    /// It has not needed one.
+    #[default]
+    Unneeded,
+    /// It has waited since this time for an annex to be closed.
+    Awaited(Instant),
+    /// It is to move to this side, which it owns.
+    Granted(Side),
+    /// It works on the side that it owns.
+    Owned,
+    /// It needs one, but other sessions had all annexes.
+    Taken,
+    /// It needs one, but cannot leave the context that it shares with others.
+    Bound,
+}
+
+impl OwnContext {
+    /// The side to which it is to move.
+    pub fn granted(self) -> Option<Side> {
+        match self {
+            OwnContext::Granted(side) => Some(side),
+            _ => None,
+        }
+    }
+}
+
 /// Progress of a session.
 #[derive(Debug)]
 pub struct Flow {
@@ -44,6 +72,8 @@ pub struct Flow {
     pub stayed: Option<Instant>,
     /// It stays on its side, because it could not be moved to another one.
     pub stays: bool,
+    /// Whether it has a context of its own.
+    pub own: OwnContext,
     /// The quiescent point at which it makes its call; other sessions submit nothing meanwhile.
     pub moment: Option<Arc<Moment>>,
     /// The side whose images it still uses after a move; they are loaded again at its next quiescent point.
@@ -80,6 +110,7 @@ impl Flow {
             leaves: None,
             stayed: None,
             stays: false,
+            own: OwnContext::default(),
             moment: None,
             images_of: None,
             left_images: false,

@@ -4,7 +4,7 @@ use crate::engine::base::account::Charge;
 use crate::engine::base::bounds;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::slots::Slots;
-use crate::engine::gpu::context_limits::RaisedLimits;
+use crate::engine::gpu::context_limits::SetLimits;
 use crate::engine::gpu::devices::Grant;
 use crate::engine::gpu::green::{GreenRef, Resources};
 use crate::engine::gpu::host::HostBlock;
@@ -91,8 +91,8 @@ pub struct Objects {
     pub surface_references: Slots<Reference>,
     /// Its graphs and captures.
     pub graphs: Graphs,
-    /// Context limits that it has raised.
-    pub raised_limits: RaisedLimits,
+    /// Context limits that it has set.
+    pub limits: SetLimits,
 }
 
 impl Objects {
@@ -129,7 +129,7 @@ impl Objects {
             texture_references: Slots::new(Kind::TextureReference, bounds::IMAGES),
             surface_references: Slots::new(Kind::SurfaceReference, bounds::IMAGES),
             graphs: Graphs::default(),
-            raised_limits: RaisedLimits::default(),
+            limits: SetLimits::default(),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The queues by which the server's threads pass sessions and objects to each other.
 
+use crate::engine::base::owners::Owners;
 use crate::engine::base::side::{SIDES, Side};
 use crate::engine::session::Session;
 use crate::engine::threads::gate::Gate;
@@ -72,6 +73,8 @@ pub struct Lanes {
     pub gates: [Gate; SIDES],
     /// Objects that wait for one, by side.
     pub graves: [Graves; SIDES],
+    /// Sessions to which annexes belong.
+    pub owners: Owners,
     /// Read-locked while a session moves or is freed, write-locked while an annex closes.
     pub moving: RwLock<()>,
     /// The thread that wakes clients, which parks while none sleeps.

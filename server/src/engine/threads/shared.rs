@@ -1,6 +1,7 @@
 //! State shared by all threads of the engine.
 
 use crate::admission::Admission;
+use crate::engine::base::owners::Owners;
 use crate::engine::base::side::Side;
 use crate::engine::gpu::Gpu;
 use crate::engine::images::ImageStore;
@@ -150,6 +151,7 @@ impl Shared {
                 undertaker,
                 gates: Default::default(),
                 graves: Side::ALL.map(Graves::new),
+                owners: Owners::default(),
                 moving: RwLock::default(),
                 watcher: OnceLock::new(),
                 watcher_idle: AtomicBool::new(false),

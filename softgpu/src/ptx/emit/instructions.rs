@@ -76,6 +76,21 @@ impl<'a> Body<'_, 'a> {
             );
             return Ok(());
         }
+        let kind = match name {
+            "malloc" => Some((Kind::Malloc, 1)),
+            "free" => Some((Kind::Free, 0)),
+            _ => None,
+        };
+        if let Some((kind, given)) = kind {
+            if arguments.len() != 1 || results.len() != given {
+                return self.fail(format!("call of `{name}` does not fit its declaration"));
+            }
+            // Where argument and result are in the frame.
+            let result = results.first().copied().unwrap_or_default();
+            self.f.heap_calls.push([arguments[0], result]);
+            self.put(kind, 0, [0, 0, 0], self.f.heap_calls.len() as i32 - 1);
+            return Ok(());
+        }
         let Some(&callee) = self.module.functions.get(name) else {
             return self.fail(format!(
                 "call of `{name}`, which is no function of this module"

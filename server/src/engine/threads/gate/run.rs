@@ -11,6 +11,7 @@ use crate::engine::gpu::host::SCRATCH;
 use crate::engine::objects::pace::VERY_LONG;
 use crate::engine::objects::streams::clamped;
 use crate::engine::scheduling::dispatch::{self, Step};
+use crate::engine::session::flow::OwnContext;
 use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::slow::SlowTask;
@@ -80,7 +81,10 @@ pub fn run(shared: &Arc<Shared>, side: Side) {
     loop {
         let mut waiting = gate.waiting.lock();
         while waiting.is_empty() && !shared.gpu.calm(side).is_overdue() {
-            let unused = shared.config.further_context.max(LEAST_UNUSED);
+            let unused = match shared.lanes.owners.is_left(side) {
+                true => LEAST_UNUSED,
+                false => shared.config.further_context.max(LEAST_UNUSED),
+            };
             let has_it = |device: &Device| device.has(side);
             if side == Side::MAIN || !shared.gpu.devices.iter().any(has_it) {
                 gate.came.wait(&mut waiting);
@@ -317,12 +321,24 @@ pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
     session.enter();
     let info = session.shared.info.clone();
     let (from, there) = (session.side.number(), to.number());
-    if !session.has_images_as_new(shared) {
-        session.flow.stays = true;
+    if !shared.lanes.owners.may_use(to, info.session) {
         session.shared.standing.set_apart(false);
         return shared.lanes.gate(session.side).admit(shared, session);
     }
+    let own = session.flow.own.granted() == Some(to);
+    if !session.has_images_as_new(shared) {
+        session.flow.stays = true;
+        session.shared.standing.set_apart(false);
+        if own {
+            session.stay_in_shared_context(shared, "its kernels may have stored addresses");
+        }
+        return shared.lanes.gate(session.side).admit(shared, session);
+    }
     match session.move_to(shared, to) {
+        Ok(()) if own => {
+            session.flow.own = OwnContext::Owned;
+            tracing::info!("Client {info} has context {there} and its heap for malloc to itself");
+        }
         Ok(()) if session.shared.standing.is_apart() => {
             tracing::info!("Client {info} works in context {there}: its blocks take long");
         }
@@ -337,6 +353,9 @@ pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
             shared.gpu.note_status(status);
             session.flow.stays = true;
             session.shared.standing.set_apart(false);
+            if own {
+                session.stay_in_shared_context(shared, &status.to_string());
+            }
             // The context may have been made for it.
             shared.lanes.gate(to).knock();
         }
@@ -400,7 +419,12 @@ fn go_back(shared: &Shared, mut session: Box<Session>, status: CUresult) {
     session.shared.standing.set_apart(false);
     let of = session.flow.images_of.unwrap_or(session.side);
     match session.move_to(shared, of) {
-        Ok(()) => shared.lanes.gate(of).admit(shared, session),
+        Ok(()) => {
+            if session.flow.own == OwnContext::Owned {
+                session.stay_in_shared_context(shared, &status.to_string());
+            }
+            shared.lanes.gate(of).admit(shared, session);
+        }
         Err(status) => {
             let why = format!("it can work in no context of its devices ({status})");
             dispatch::end(shared, session, Some(why));

@@ -1,0 +1,190 @@
+//! Contexts of their own for sessions whose kernels use the heap of the device.
+//!
+//! A context has one heap for `malloc` and `free` in kernels, and one buffer for launches by kernels. Programs on the
+//! plain driver each have their own, with the size that they set. A session whose next message loads an image with such
+//! calls, or raises one of these limits, therefore moves to an annex that it owns until it ends
+//! ([`crate::engine::base::owners`]). A session that cannot move shares the heap of the context in which it works.
+
+use crate::engine::base::call::Incoming;
+use crate::engine::base::owners::{Annex, Claim};
+use crate::engine::base::side::Side;
+use crate::engine::gpu::context_limits::ContextLimit;
+use crate::engine::gpu::devices::OwnHeap;
+use crate::engine::session::Session;
+use crate::engine::session::flow::OwnContext;
+use crate::engine::threads::shared::Shared;
+use crate::engine::threads::undertaker::Buried;
+use mpsshim_api::cuda::CU_LIMIT_MALLOC_HEAP_SIZE;
+use mpsshim_proto::message::image::KernelAttribute;
+use mpsshim_proto::message::{GetFunction, ImageLoad, Limit, Named, Op};
+use mpsshim_proto::ops::Gate;
+use std::time::{Duration, Instant};
+
+/// How long a session waits for an annex to be closed.
+const AWAITS: Duration = Duration::from_secs(5);
+
+impl Shared {
+    /// Assigns an annex to a session.
+    fn claim(&self, session: u64) -> Claim {
+        // No session moves meanwhile.
+        let Some(_nobody_moves) = self.lanes.moving.try_write() else {
+            return Claim::Soon;
+        };
+        let state = |side: Side| {
+            let has_context = self.gpu.devices.iter().any(|device| device.has(side));
+            let in_use = self.roster.sessions_of(side).next().is_some()
+                || !self.gpu.calm(side).is_still()
+                || self.roster.shared_events.any_of(side);
+            match (in_use, has_context) {
+                (true, _) => Annex::Used,
+                (false, true) => Annex::Closable,
+                (false, false) => Annex::Free,
+            }
+        };
+        let claim = self.lanes.owners.claim(session, state);
+        if claim == Claim::Soon {
+            let unused = |side: &Side| !self.lanes.owners.is_owned(*side);
+            let annexes = Side::ALL.into_iter().filter(|side| *side != Side::MAIN);
+            for side in annexes.filter(unused) {
+                if state(side) == Annex::Closable {
+                    self.lanes.bury(Buried::UnusedAnnex(side));
+                }
+            }
+        }
+        claim
+    }
+
+    /// Closes the annex of a session that has ended, or that could not move there, as soon as nothing uses it.
+    pub fn leave_own_context(&self, session: u64) {
+        let Some(side) = self.lanes.owners.leave(session) else {
+            return;
+        };
+        if self.gpu.devices.iter().any(|device| device.has(side)) {
+            self.lanes.gate(side).knock();
+        } else {
+            self.release_own_context(side);
+        }
+    }
+
+    /// Makes an annex available again whose context has been closed.
+    pub fn release_own_context(&self, side: Side) {
+        for device in self.gpu.devices.iter() {
+            device.set_heap(side, None);
+        }
+        self.lanes.owners.release(side);
+    }
+}
+
+impl Session {
+    /// Whether its next message waits for the session to move to a context of its own.
+    pub fn awaits_own_context(&mut self, shared: &Shared, message: Incoming<'_>) -> bool {
+        let since = match self.flow.own {
+            OwnContext::Owned | OwnContext::Taken | OwnContext::Bound => return false,
+            OwnContext::Granted(side) => {
+                self.shared.standing.set_goes_to(Some(side));
+                return true;
+            }
+            OwnContext::Awaited(since) => since,
+            OwnContext::Unneeded if !self.needs_own_context(shared, message) => return false,
+            OwnContext::Unneeded => Instant::now(),
+        };
+        match shared.claim(self.shared.info.session) {
+            Claim::Granted(side) => {
+                for device in shared.gpu.devices.iter() {
+                    let limits = &self.objects.limits;
+                    let heap = limits.value(device.ordinal, CU_LIMIT_MALLOC_HEAP_SIZE);
+                    device.set_heap(side, Some(OwnHeap(heap)));
+                }
+                self.flow.own = OwnContext::Granted(side);
+                self.shared.standing.set_goes_to(Some(side));
+                true
+            }
+            Claim::Soon if since.elapsed() < AWAITS => {
+                self.flow.own = OwnContext::Awaited(since);
+                true
+            }
+            Claim::Soon | Claim::Taken => {
+                tracing::warn!(
+                    "Client {} has no context of its own, because other clients have them all: its kernels share the \
+                     heap for malloc",
+                    self.shared.info
+                );
+                self.flow.own = OwnContext::Taken;
+                false
+            }
+        }
+    }
+
+    /// Gives up the context of its own to which the session could not move.
+    pub fn stay_in_shared_context(&mut self, shared: &Shared, why: &str) {
+        tracing::warn!(
+            "Client {} cannot leave the context that it shares with others ({why}): its kernels share the heap for \
+             malloc",
+            self.shared.info
+        );
+        self.flow.own = OwnContext::Bound;
+        shared.leave_own_context(self.shared.info.session);
+    }
+
+    /// Whether a message loads an image whose kernels allocate, or raises a limit that belongs to one program.
+    fn needs_own_context(&self, shared: &Shared, message: Incoming<'_>) -> bool {
+        let allocates = |handle: u64| {
+            let image = self.image(handle);
+            image.is_ok_and(|image| image.calls.allocates)
+        };
+        match message.op.gate() {
+            Gate::NewModule => self.loads_allocating_module(shared, message),
+            Gate::NewFunction => {
+                let body = message.body::<GetFunction>();
+                body.is_ok_and(|body| allocates(body.parent))
+            }
+            Gate::NewImage => {
+                let body = message.body::<Named>();
+                body.is_ok_and(|body| allocates(body.parent))
+            }
+            Gate::KernelAttribute => {
+                let body = message.body::<KernelAttribute>();
+                body.is_ok_and(|body| allocates(body.library))
+            }
+            Gate::Variable(handle_at) => allocates(message.word(handle_at)),
+            Gate::HigherLimit => self.raises_limit_of_program(shared, message),
+            Gate::Never | Gate::Always | Gate::FunctionAttribute | Gate::NewStream => false,
+        }
+    }
+
+    /// Whether a message loads a module whose kernels allocate. [`Session::loads_module`] has received it, or found an
+    /// instance of it.
+    fn loads_allocating_module(&self, shared: &Shared, message: Incoming<'_>) -> bool {
+        let Ok(body) = message.body::<ImageLoad>() else {
+            return false;
+        };
+        if let Some(offered) = &self.flow.offered {
+            let content = offered.content();
+            return shared.images.calls(content.hash(), content).allocates;
+        }
+        let prepared = self.flow.prepared.as_ref();
+        let ready = prepared.filter(|prepared| prepared.is_for(&body, message));
+        ready.is_some_and(|prepared| {
+            let outcome = prepared.outcome.as_ref();
+            outcome.is_ok_and(|ready| ready.calls.allocates)
+        })
+    }
+
+    fn raises_limit_of_program(&self, shared: &Shared, message: Incoming<'_>) -> bool {
+        debug_assert_eq!(message.op, Op::SetLimit);
+        let Ok(body) = message.body::<Limit>() else {
+            return false;
+        };
+        let Ok(device) = shared.gpu.device(body.device) else {
+            return false;
+        };
+        let Some(wanted) = ContextLimit::new(body.limit, body.value) else {
+            return false;
+        };
+        let is_known = device.make_current(&shared.gpu.driver).is_ok();
+        let first = device.first_limit(wanted.limit).filter(|_| is_known);
+        wanted.is_of_program()
+            && wanted.is_within_bounds(device)
+            && first.is_some_and(|first| wanted.value > first)
+    }
+}
