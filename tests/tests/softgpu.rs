@@ -10,6 +10,8 @@ use mpsshim_tests::artifacts::artifact;
 
 const PTX: &str = include_str!("../fixtures/softgpu.ptx");
 const ARITH: &str = include_str!("../fixtures/arith.ptx");
+/// The server's kernel for small copies.
+const COPY: &str = include_str!("../../server/src/engine/gpu/copy_kernel.ptx");
 
 /// The library's handle; it stays loaded.
 fn library() -> usize {
@@ -165,6 +167,30 @@ fn vector_add() {
         &[add, 8, 1, 1, 128, 1, 1, 0, 0, 0, extra.as_ptr() as u64],
     );
     assert_eq!(download::<f32>(dc, n as usize), expected);
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn the_kernel_for_small_copies_copies_any_range() {
+    const BYTES: usize = 9_000;
+    let (_turn, context) = context();
+    let source: Vec<u8> = (0..BYTES).map(|at| (at % 251) as u8).collect();
+    let (from, to) = (upload(&source), upload(&vec![0xeeu8; BYTES]));
+    let copy = function(load(COPY), c"mpsshim_copy");
+    let lens = (0..20).chain([63, 64, 65, 256, 1024, 4097, 8192]);
+    let ranges = lens.flat_map(|len| {
+        let offsets = [(0, 0), (16, 32), (4, 8), (1, 0), (3, 5)];
+        offsets.map(|(to, from)| (to, from, len))
+    });
+    for (to_at, from_at, len) in ranges {
+        let params = [to + to_at as u64, from + from_at as u64, len as u64];
+        assert_eq!(launch(copy, 3, 64, 0, 0, &params), CUDA_SUCCESS);
+        let got = download::<u8>(to, BYTES);
+        let mut expected = vec![0xee; BYTES];
+        expected[to_at..to_at + len].copy_from_slice(&source[from_at..from_at + len]);
+        assert!(got == expected, "{len} bytes, {from_at} to {to_at}");
+        ok("cuMemsetD8_v2", &[to, 0xee, BYTES as u64]);
+    }
     ok("cuCtxDestroy_v2", &[context]);
 }
 

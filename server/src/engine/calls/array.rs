@@ -7,6 +7,7 @@ use crate::engine::base::call_error::CallError;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::copy::Rows;
 use crate::engine::gpu::Gpu;
+use crate::engine::gpu::copy_kernel::LARGE;
 use crate::engine::objects::arrays::{Array, Object, RawArray};
 use crate::engine::objects::pace::Runs;
 use crate::engine::session::Session;
@@ -78,6 +79,14 @@ impl Session {
             ..CUDA_MEMCPY3D::default()
         };
         let (index, stream) = self.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
+        let rows = copy.height.saturating_mul(copy.depth);
+        let bytes = copy.width.saturating_mul(rows);
+        let with_host = [to.kind, from.kind].contains(&CU_MEMORYTYPE_HOST);
+        let stream_of = self.objects.streams.at(index)?;
+        if bytes >= LARGE && with_host && !stream_of.capturing {
+            let device = &shared.gpu.devices[stream_of.device];
+            device.note_large_copy(self.shared.info.session, bytes);
+        }
         shared.gpu.driver.array.memcpy3d_async(&copy, stream)?;
         self.flow.counts.copies += 1;
         self.submitted(&shared.gpu, index, 1)

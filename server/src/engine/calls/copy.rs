@@ -2,6 +2,9 @@
 
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
+use crate::engine::base::ordinal::Ordinal;
+use crate::engine::gpu::copy_kernel::{CopyKernel, LARGE};
+use crate::engine::objects::levels::Level;
 use crate::engine::objects::pace::Runs;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -93,7 +96,11 @@ impl Session {
                 .driver
                 .memcpy_htod_async(to, data as u64, len, stream)
         };
-        self.copy_with_host(shared, (index, stream), body.to, copy)?;
+        if let Some(device) = self.elsewhere(shared, index, body.to)? {
+            self.copy_elsewhere(shared, (device, index), copy)?;
+        } else {
+            copy(stream)?;
+        }
         self.flow.counts.copies += 1;
         self.submitted(&shared.gpu, index, 1)
     }
@@ -123,11 +130,11 @@ impl Session {
             }
             (Side::Device, _) => {
                 let copy = |stream| driver.memcpy_htod_async(to, from, len, stream);
-                self.copy_with_host(shared, (index, stream), to, copy)?;
+                self.copy_with_host(shared, (index, stream), to, (to, from, body.len), copy)?;
             }
             (_, Side::Device) => {
                 let copy = |stream| driver.memcpy_dtoh_async(to, from, len, stream);
-                self.copy_with_host(shared, (index, stream), from, copy)?;
+                self.copy_with_host(shared, (index, stream), from, (to, from, body.len), copy)?;
             }
             _ if self.objects.streams.at(index)?.capturing => {
                 driver.graph.memcpy_async(to, from, len, stream)?
@@ -142,24 +149,51 @@ impl Session {
         self.submitted(&shared.gpu, index, 1)
     }
 
-    /// Copies between host memory and memory at `address` on a device, which may differ from the stream's device.
+    /// Copies between registered host memory and memory at `address` on a device, which may differ from the stream's
+    /// device: by a kernel of the server's where the copy would wait behind large copies of others, otherwise by `copy`.
     fn copy_with_host(
         &mut self,
         shared: &Shared,
         (index, stream): (usize, CUstream),
         address: u64,
+        (to, from, len): (u64, u64, u64),
         copy: impl FnOnce(CUstream) -> Result<(), CUresult>,
     ) -> Result<(), CUresult> {
-        if shared.gpu.devices.len() > 1 {
-            let home = self.objects.streams.at(index)?.device;
-            if let Some(device) = self
-                .device_at(shared, address)
-                .filter(|device| *device != home)
-            {
-                return self.copy_elsewhere(shared, (device, index), copy);
-            }
+        let other = self.elsewhere(shared, index, address)?;
+        let stream_of = self.objects.streams.at(index)?;
+        let (home, capturing) = (stream_of.device, stream_of.capturing);
+        let device = &shared.gpu.devices[other.unwrap_or(home)];
+        if len >= LARGE && !capturing {
+            device.note_large_copy(self.shared.info.session, len);
         }
-        copy(stream)
+        if let Some(other) = other {
+            return self.copy_elsewhere(shared, (other, index), copy);
+        }
+        let overtakes = len <= CopyKernel::most(to, from, len)
+            && !capturing
+            && device.copies_beside(self.shared.info.session)
+            && self.shared.standing.level(home) == Level::First
+            && shared.gpu.flags.host_is_device();
+        let overtakes = overtakes && len > 0;
+        match overtakes.then(|| device.copy_kernel()).flatten() {
+            Some(kernel) => kernel.launch(&shared.gpu.driver, stream, (to, from, len)),
+            None => copy(stream),
+        }
+    }
+
+    /// The device of memory at `address`, if it is not the stream's.
+    fn elsewhere(
+        &self,
+        shared: &Shared,
+        index: usize,
+        address: u64,
+    ) -> Result<Option<Ordinal>, CUresult> {
+        if shared.gpu.devices.len() == 1 {
+            return Ok(None);
+        }
+        let home = self.objects.streams.at(index)?.device;
+        let device = self.device_at(shared, address);
+        Ok(device.filter(|device| *device != home))
     }
 
     fn resolve(&self, side: Side, address: u64, len: u64) -> Result<u64, CallError> {
@@ -445,6 +479,60 @@ mod tests {
             test.orders(CUDA_SUCCESS);
             assert_eq!(test.status(Op::Copy, &body, &[]), CUDA_SUCCESS);
             assert_eq!(test.session.flow.counts.copies, 1, "{name}");
+        }
+    }
+
+    /// The function that makes a small copy to the host, as a session of this level: a large copy of this session, and its
+    /// own, may occupy the copy engines.
+    fn made_by(level: Level, large_of: u64, len: u64, capturing: bool) -> &'static str {
+        const NAMES: [&str; 2] = ["cuMemcpyDtoHAsync_v2", "cuLaunchKernel"];
+        let used = NAMES.map(|name| {
+            let mut test = Fixture::new(&[(name, counts as Function)]);
+            let (device, host) = (test.memory(UNIT), test.pinned(UNIT));
+            let stream = test.stream();
+            if capturing {
+                test.captures(stream);
+            }
+            let shared = test.shared.clone();
+            let home = &shared.gpu.devices.first().expect("a device");
+            if large_of > 0 {
+                home.note_large_copy(large_of, 1 << 40);
+            }
+            test.session
+                .shared
+                .standing
+                .set_level(home.ordinal.index(), level);
+            let body = Copy {
+                to: host,
+                from: device,
+                len,
+                stream,
+                sides: HOST | DEVICE << 8,
+                pad: 0,
+            };
+            let before = test.calls();
+            assert_eq!(test.status(Op::Copy, &body, &[]), CUDA_SUCCESS);
+            assert_eq!(test.session.flow.counts.copies, 1);
+            test.calls() - before
+        });
+        assert_eq!(used.iter().sum::<u32>(), 1, "{used:?}");
+        NAMES[used.iter().position(|used| *used == 1).expect("one")]
+    }
+
+    #[test]
+    fn small_copies_do_not_wait_behind_large_ones_of_others() {
+        const OWN: u64 = 1;
+        const OTHER: u64 = 2;
+        let (copy, kernel) = ("cuMemcpyDtoHAsync_v2", "cuLaunchKernel");
+        assert_eq!(made_by(Level::First, OTHER, 4, false), kernel);
+        assert_eq!(made_by(Level::First, OTHER, 64 << 10, false), kernel);
+        assert_eq!(made_by(Level::First, OTHER, (64 << 10) + 16, false), copy);
+        assert_eq!(made_by(Level::First, OTHER, (4 << 10) + 1, false), copy);
+        assert_eq!(made_by(Level::First, OTHER, 4, true), copy, "captured");
+        assert_eq!(made_by(Level::First, OWN, 4, false), copy, "its own");
+        assert_eq!(made_by(Level::First, 0, 4, false), copy, "none");
+        for level in [Level::Own, Level::Middle, Level::Last, Level::Below] {
+            assert_eq!(made_by(level, OTHER, 4, false), copy, "{level:?}");
         }
     }
 

@@ -5,6 +5,7 @@ use crate::engine::base::driver::Driver;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::ranges::RangeAllocator;
 use crate::engine::base::side::{self, SIDES, Side};
+use crate::engine::gpu::copy_kernel::{CopyKernel, LargeCopies};
 use crate::engine::gpu::flag_kernel::FlagKernel;
 use crate::engine::gpu::green::Green;
 use crate::engine::gpu::kept_streams::KeptStreams;
@@ -18,10 +19,13 @@ use std::ops::{Deref, Index};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Streams created ahead of use: creating one while another client's kernels run can block until they complete.
 const STREAMS_AHEAD: usize = 32;
+
+/// Streams created ahead in a context that belongs to one session: each takes milliseconds, and no other client is blocked.
+const STREAMS_OF_ONE: usize = 2;
 
 /// Heap of device code (`malloc` in a kernel), bytes, for all clients. The driver takes it from the device when the
 /// first module that allocates is loaded.
@@ -138,9 +142,12 @@ pub struct Device {
     heaps: [Mutex<Option<OwnHeap>>; SIDES - 1],
     /// The driver ran out of memory for an allocation.
     short: AtomicBool,
+    /// Large copies between the device and host memory.
+    large_copies: LargeCopies,
+    began: Instant,
 }
 
-/// A context of a device, with its streams, limits and flag kernel.
+/// A context of a device, with its streams, limits and kernels of the server's.
 #[derive(Debug)]
 struct Context {
     /// Unique among all contexts of the server.
@@ -150,6 +157,7 @@ struct Context {
     probe: OnceLock<CUstream>,
     first_limits: OnceLock<[Option<u64>; CU_LIMIT_MAX as usize]>,
     flag_kernel: OnceLock<FlagKernel>,
+    copy_kernel: OnceLock<CopyKernel>,
     /// Bytes of local memory per thread that the driver has reserved.
     local: AtomicU32,
     /// Bytes of local memory per thread to reserve at the next quiescent point.
@@ -166,6 +174,7 @@ impl Default for Context {
             probe: OnceLock::new(),
             first_limits: OnceLock::new(),
             flag_kernel: OnceLock::new(),
+            copy_kernel: OnceLock::new(),
             local: AtomicU32::new(0),
             wanted_local: AtomicU32::new(0),
         }
@@ -187,11 +196,11 @@ impl Context {
         Ok(true)
     }
 
-    /// Creates the initial streams, limits and flag kernel of the current context, with `heap` bytes for `malloc` in
-    /// kernels or as many as the driver provides.
-    fn furnish(&self, driver: &Driver, heap: Option<u64>) -> Result<(), CUresult> {
+    /// Creates the initial streams, limits and kernels of the server's in the current context, with `heap` bytes for `malloc` in
+    /// kernels or as many as the driver provides, and this many streams.
+    fn furnish(&self, driver: &Driver, heap: Option<u64>, streams: usize) -> Result<(), CUresult> {
         let mut ahead = Vec::new();
-        for _ in 0..=STREAMS_AHEAD {
+        for _ in 0..=streams {
             let mut stream = CUstream::NULL;
             driver.stream_create(&mut stream, CU_STREAM_NON_BLOCKING, 0)?;
             ahead.push(stream);
@@ -219,6 +228,12 @@ impl Context {
             Ok(kernel) => drop(self.flag_kernel.set(kernel)),
             Err(status) => {
                 tracing::warn!(%status, "no kernel writes completion markers: the driver refuses the kernel")
+            }
+        }
+        match CopyKernel::load(driver) {
+            Ok(kernel) => drop(self.copy_kernel.set(kernel)),
+            Err(status) => {
+                tracing::warn!(%status, "small copies wait behind large ones: the driver refuses the kernel")
             }
         }
         Ok(())
@@ -364,6 +379,8 @@ impl Device {
             annexes: Default::default(),
             heaps: Default::default(),
             short: AtomicBool::new(false),
+            large_copies: LargeCopies::default(),
+            began: Instant::now(),
         })
     }
 
@@ -413,11 +430,11 @@ impl Device {
             .context
             .ctx_create(&mut context, CU_CTX_SCHED_SPIN, self.raw)?;
         driver.ctx_set_current(context)?;
-        let heap = match *self.heaps[annex].lock() {
-            Some(OwnHeap(heap)) => heap,
-            None => Some(DEVICE_HEAP),
+        let (heap, streams) = match *self.heaps[annex].lock() {
+            Some(OwnHeap(heap)) => (heap, STREAMS_OF_ONE),
+            None => (Some(DEVICE_HEAP), STREAMS_AHEAD),
         };
-        if let Err(status) = own.furnish(driver, heap) {
+        if let Err(status) = own.furnish(driver, heap, streams) {
             CURRENT.set(NONE);
             let _ = driver.context.ctx_destroy(context);
             return Err(status);
@@ -457,7 +474,7 @@ impl Device {
             *self.addresses.lock() =
                 RangeAllocator::new(start, DEVICE_ARENA_STRIDE, granularity as u64);
         }
-        own.furnish(driver, Some(DEVICE_HEAP))?;
+        own.furnish(driver, Some(DEVICE_HEAP), STREAMS_AHEAD)?;
         let _ = own.raw.set(context);
         Ok(())
     }
@@ -514,6 +531,23 @@ impl Device {
     /// The kernel that writes completion markers, if the driver could load it.
     pub fn flag_kernel(&self) -> Option<FlagKernel> {
         self.side().flag_kernel.get().copied()
+    }
+
+    /// The kernel for small copies, if the driver could load it.
+    pub fn copy_kernel(&self) -> Option<CopyKernel> {
+        self.side().copy_kernel.get().copied()
+    }
+
+    /// Notes that a session submits a large copy between the device and host memory.
+    pub fn note_large_copy(&self, session: u64, bytes: u64) {
+        self.large_copies.note(self.began.elapsed(), session, bytes);
+    }
+
+    /// Whether large copies of other sessions occupy the copy engines.
+    #[inline]
+    pub fn copies_beside(&self, session: u64) -> bool {
+        let now = || self.began.elapsed();
+        self.large_copies.are_in_flight_beside(session, now)
     }
 
     /// Makes this device's context current for the calling thread (`cuCtxSetCurrent`).

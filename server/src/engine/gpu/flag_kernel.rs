@@ -39,21 +39,29 @@ struct Params {
 /// Size of the parameters in bytes, without the structure's padding at the end.
 const PARAMS: usize = size_of::<CUdeviceptr>() + size_of::<u32>();
 
+/// Loads a kernel of the server's into the current context, so that no later use has to load it.
+///
+/// # Errors
+/// Driver errors, such as when it cannot compile.
+pub fn load(driver: &Driver, text: &CStr, name: &CStr) -> Result<CUfunction, CUresult> {
+    let mut module = CUmodule::NULL;
+    let (options, values) = (std::ptr::null_mut(), std::ptr::null_mut());
+    driver.module_load_data_ex(&mut module, text.as_ptr().cast(), 0, options, values)?;
+    let mut function = CUfunction::NULL;
+    driver.module_get_function(&mut function, module, name.as_ptr())?;
+    // The driver loads a function at the first query of it.
+    let mut registers = 0;
+    driver.func_get_attribute(&mut registers, CU_FUNC_ATTRIBUTE_NUM_REGS, function)?;
+    Ok(function)
+}
+
 impl FlagKernel {
     /// Loads it into the current context, so that no later use has to load it.
     ///
     /// # Errors
     /// Driver errors, such as when it cannot compile.
     pub fn load(driver: &Driver) -> Result<FlagKernel, CUresult> {
-        let mut module = CUmodule::NULL;
-        let (options, values) = (std::ptr::null_mut(), std::ptr::null_mut());
-        driver.module_load_data_ex(&mut module, PTX.as_ptr().cast(), 0, options, values)?;
-        let mut function = CUfunction::NULL;
-        driver.module_get_function(&mut function, module, c"mpsshim_flag".as_ptr())?;
-        // The driver loads a function at the first query of it.
-        let mut registers = 0;
-        driver.func_get_attribute(&mut registers, CU_FUNC_ATTRIBUTE_NUM_REGS, function)?;
-        Ok(FlagKernel(function))
+        load(driver, PTX, c"mpsshim_flag").map(FlagKernel)
     }
 
     /// Launches it.

@@ -369,6 +369,11 @@ impl ServerFlags {
     pub fn host_address(&self, slot: u32) -> u64 {
         self.registration.mapping().base() as u64 + slot as u64 * FLAG_STRIDE as u64
     }
+    /// Whether kernels reach registered host memory at its host address
+    /// (`CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM`).
+    pub fn host_is_device(&self) -> bool {
+        self.registration.device_address() == self.registration.mapping().base() as u64
+    }
     /// Device address of a flag.
     pub fn device_address(&self, slot: u32) -> CUdeviceptr {
         self.registration.device_address() + slot as u64 * FLAG_STRIDE as u64

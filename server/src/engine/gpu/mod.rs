@@ -2,6 +2,7 @@
 
 pub mod client_segment;
 pub mod context_limits;
+pub mod copy_kernel;
 pub mod cubin;
 pub mod devices;
 pub mod flag_kernel;
