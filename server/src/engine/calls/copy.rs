@@ -9,6 +9,7 @@ use crate::engine::objects::pace::Runs;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
+use mpsshim_proto::arena;
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Memset, SIDES_UNNAMED, Side};
 
 /// Address of a captured memset whose memory is not the client's. The driver accepts any address in a graph, but
@@ -151,6 +152,11 @@ impl Session {
 
     /// Copies between registered host memory and memory at `address` on a device, which may differ from the stream's
     /// device: by a kernel of the server's where the copy would wait behind large copies of others, otherwise by `copy`.
+    ///
+    /// The kernel copies memory of the device's arena only, which the server has mapped for reading and writing. For other
+    /// addresses the driver checks more than the server: virtual memory may be mapped for another device or for reading
+    /// only, and memory of a graph's node exists after a launch only. There a kernel would fault, and all clients would
+    /// lose the context. After copies to constants, the driver also invalidates caches.
     fn copy_with_host(
         &mut self,
         shared: &Shared,
@@ -169,12 +175,12 @@ impl Session {
         if let Some(other) = other {
             return self.copy_elsewhere(shared, (other, index), copy);
         }
-        let overtakes = len <= CopyKernel::most(to, from, len)
+        let overtakes = (1..=CopyKernel::most(to, from, len)).contains(&len)
             && !capturing
             && device.copies_beside(self.shared.info.session)
             && self.shared.standing.level(home) == Level::First
+            && arena::is_device(address)
             && shared.gpu.flags.host_is_device();
-        let overtakes = overtakes && len > 0;
         match overtakes.then(|| device.copy_kernel()).flatten() {
             Some(kernel) => kernel.launch(&shared.gpu.driver, stream, (to, from, len)),
             None => copy(stream),
@@ -482,58 +488,111 @@ mod tests {
         }
     }
 
-    /// The function that makes a small copy to the host, as a session of this level: a large copy of this session, and its
-    /// own, may occupy the copy engines.
-    fn made_by(level: Level, large_of: u64, len: u64, capturing: bool) -> &'static str {
-        const NAMES: [&str; 2] = ["cuMemcpyDtoHAsync_v2", "cuLaunchKernel"];
-        let used = NAMES.map(|name| {
-            let mut test = Fixture::new(&[(name, counts as Function)]);
-            let (device, host) = (test.memory(UNIT), test.pinned(UNIT));
-            let stream = test.stream();
-            if capturing {
-                test.captures(stream);
-            }
-            let shared = test.shared.clone();
-            let home = &shared.gpu.devices.first().expect("a device");
-            if large_of > 0 {
-                home.note_large_copy(large_of, 1 << 40);
-            }
-            test.session
-                .shared
-                .standing
-                .set_level(home.ordinal.index(), level);
-            let body = Copy {
-                to: host,
-                from: device,
-                len,
-                stream,
-                sides: HOST | DEVICE << 8,
-                pad: 0,
-            };
-            let before = test.calls();
-            assert_eq!(test.status(Op::Copy, &body, &[]), CUDA_SUCCESS);
-            assert_eq!(test.session.flow.counts.copies, 1);
-            test.calls() - before
-        });
-        assert_eq!(used.iter().sum::<u32>(), 1, "{used:?}");
-        NAMES[used.iter().position(|used| *used == 1).expect("one")]
+    /// A copy to the host beside large copies.
+    #[derive(Clone, Copy)]
+    struct Beside {
+        /// Level of the session that copies.
+        level: Level,
+        /// The session whose large copy is in flight.
+        large_of: Option<u64>,
+        len: u64,
+        capturing: bool,
+        /// Its source is pinned memory, which calls accept as memory of a device.
+        from_pinned: bool,
+    }
+
+    impl Beside {
+        const OWN: u64 = 1;
+        const OTHER: u64 = 2;
+        const USUAL: Beside = Beside {
+            level: Level::First,
+            large_of: Some(Beside::OTHER),
+            len: 4,
+            capturing: false,
+            from_pinned: false,
+        };
+
+        /// Whether the server's kernel makes it, and not the driver's copy.
+        fn is_by_kernel(self) -> bool {
+            let used = ["cuMemcpyDtoHAsync_v2", "cuLaunchKernel"].map(|name| {
+                let mut test = Fixture::new(&[(name, counts as Function)]);
+                let (memory, host) = (test.memory(UNIT), test.pinned(UNIT));
+                let from = match self.from_pinned {
+                    true => test.pinned(UNIT),
+                    false => memory,
+                };
+                let stream = test.stream();
+                if self.capturing {
+                    test.captures(stream);
+                }
+                let shared = test.shared.clone();
+                let home = shared.gpu.devices.first().expect("a device");
+                let at = home.ordinal.index();
+                assert_eq!(test.session.shared.info.session, Beside::OWN);
+                if let Some(session) = self.large_of {
+                    home.note_large_copy(session, 1 << 40);
+                }
+                test.session.shared.standing.set_level(at, self.level);
+                let body = Copy {
+                    to: host,
+                    from,
+                    len: self.len,
+                    stream,
+                    sides: HOST | DEVICE << 8,
+                    pad: 0,
+                };
+                let before = test.calls();
+                assert_eq!(test.status(Op::Copy, &body, &[]), CUDA_SUCCESS);
+                assert_eq!(test.session.flow.counts.copies, 1);
+                test.calls() - before
+            });
+            assert_eq!(used.iter().sum::<u32>(), 1, "{used:?}");
+            used[1] == 1
+        }
     }
 
     #[test]
     fn small_copies_do_not_wait_behind_large_ones_of_others() {
-        const OWN: u64 = 1;
-        const OTHER: u64 = 2;
-        let (copy, kernel) = ("cuMemcpyDtoHAsync_v2", "cuLaunchKernel");
-        assert_eq!(made_by(Level::First, OTHER, 4, false), kernel);
-        assert_eq!(made_by(Level::First, OTHER, 64 << 10, false), kernel);
-        assert_eq!(made_by(Level::First, OTHER, (64 << 10) + 16, false), copy);
-        assert_eq!(made_by(Level::First, OTHER, (4 << 10) + 1, false), copy);
-        assert_eq!(made_by(Level::First, OTHER, 4, true), copy, "captured");
-        assert_eq!(made_by(Level::First, OWN, 4, false), copy, "its own");
-        assert_eq!(made_by(Level::First, 0, 4, false), copy, "none");
-        for level in [Level::Own, Level::Middle, Level::Last, Level::Below] {
-            assert_eq!(made_by(level, OTHER, 4, false), copy, "{level:?}");
+        let usual = Beside::USUAL;
+        let of_len = |len| Beside { len, ..usual };
+        assert!(usual.is_by_kernel());
+        assert!(of_len(64 << 10).is_by_kernel());
+        for len in [0, (4 << 10) + 1, (64 << 10) + 16, UNIT] {
+            assert!(!of_len(len).is_by_kernel(), "{len} bytes");
         }
+        for large_of in [None, Some(Beside::OWN)] {
+            let beside = Beside { large_of, ..usual };
+            assert!(!beside.is_by_kernel(), "{large_of:?}");
+        }
+        let captured = Beside {
+            capturing: true,
+            ..usual
+        };
+        assert!(!captured.is_by_kernel());
+    }
+
+    #[test]
+    fn copies_of_sessions_whose_kernels_may_wait_are_left_to_the_copy_engines() {
+        let usual = Beside::USUAL;
+        for level in [
+            Level::Own,
+            Level::Middle,
+            Level::Last,
+            Level::Raised,
+            Level::LastRaised,
+            Level::Below,
+        ] {
+            assert!(!Beside { level, ..usual }.is_by_kernel(), "{level:?}");
+        }
+    }
+
+    #[test]
+    fn the_kernel_for_copies_touches_no_memory_outside_the_arena_of_its_device() {
+        let pinned = Beside {
+            from_pinned: true,
+            ..Beside::USUAL
+        };
+        assert!(!pinned.is_by_kernel());
     }
 
     #[test]
