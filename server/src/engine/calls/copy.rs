@@ -179,6 +179,7 @@ impl Session {
             && !capturing
             && device.copies_beside(self.shared.info.session)
             && self.shared.standing.level(home) == Level::First
+            && !shared.roster.fairness.has_long_blocks(home)
             && arena::is_device(address)
             && shared.gpu.flags.host_is_device();
         match overtakes.then(|| device.copy_kernel()).flatten() {
@@ -497,6 +498,8 @@ mod tests {
         large_of: Option<u64>,
         len: u64,
         capturing: bool,
+        /// Kernels with long blocks are in flight.
+        long_blocks: bool,
         /// Its source is pinned memory, which calls accept as memory of a device.
         from_pinned: bool,
     }
@@ -509,6 +512,7 @@ mod tests {
             large_of: Some(Beside::OTHER),
             len: 4,
             capturing: false,
+            long_blocks: false,
             from_pinned: false,
         };
 
@@ -532,6 +536,10 @@ mod tests {
                 if let Some(session) = self.large_of {
                     home.note_large_copy(session, 1 << 40);
                 }
+                shared
+                    .roster
+                    .fairness
+                    .note_long_blocks(at, self.long_blocks);
                 test.session.shared.standing.set_level(at, self.level);
                 let body = Copy {
                     to: host,
@@ -574,6 +582,11 @@ mod tests {
     #[test]
     fn copies_of_sessions_whose_kernels_may_wait_are_left_to_the_copy_engines() {
         let usual = Beside::USUAL;
+        let long_blocks = Beside {
+            long_blocks: true,
+            ..usual
+        };
+        assert!(!long_blocks.is_by_kernel());
         for level in [
             Level::Own,
             Level::Middle,

@@ -43,6 +43,8 @@ pub struct Fairness {
     floor: AtomicU64,
     /// The clients of each device, and when they were given their levels.
     levels: Mutex<Assigned>,
+    /// Whether kernels with long blocks that fill the device are in flight in the main context of each device.
+    long_blocks: [AtomicBool; MAX_DEVICES],
 }
 
 /// The latest assignment of levels.
@@ -168,6 +170,13 @@ impl Standing {
         }
     }
 
+    /// The time of a block of its long kernel in flight on a device, zero if there is none.
+    fn block_on(&self, device: usize) -> Duration {
+        let one = self.devices.get(device);
+        let micros = one.map_or(0, |one| one.block.0.load(Ordering::Relaxed));
+        Duration::from_micros(micros.into())
+    }
+
     /// The times of a block of its long kernels in flight that fill a device, and of those kernels; zero if there are
     /// none.
     fn block(&self) -> (Duration, Duration) {
@@ -277,6 +286,20 @@ impl Fairness {
     #[inline]
     pub fn has_classes(&self) -> bool {
         self.classes.load(Ordering::Relaxed)
+    }
+
+    /// Whether a kernel of the first level may have to wait for a long block on a device.
+    #[inline]
+    pub fn has_long_blocks(&self, device: Ordinal) -> bool {
+        let one = self.long_blocks.get(device.index());
+        one.is_some_and(|long| long.load(Ordering::Relaxed))
+    }
+
+    /// Notes whether kernels with long blocks are in flight in the main context of a device.
+    pub fn note_long_blocks(&self, device: usize, long: bool) {
+        if let Some(one) = self.long_blocks.get(device) {
+            one.store(long, Ordering::Relaxed);
+        }
     }
 
     /// Whether weights have to be considered.

@@ -36,6 +36,9 @@ impl Shared {
             .filter(|device| device.is_attached())
         {
             let device = device.ordinal.index();
+            let mut here = sessions.iter().filter(|one| one.side() == Side::MAIN);
+            let long = here.any(|one| one.standing.block_on(device) > LONG_BLOCK);
+            self.roster.fairness.note_long_blocks(device, long);
             for session in &others {
                 session.leave_unranked(device, classes, !ranked.is_empty());
             }
