@@ -1,5 +1,5 @@
 //! Clients for the end-to-end tests, which see nothing but the driver API: `client work [ROUNDS]`, `launch`, `idle`,
-//! `stray`, `fork`, `beside`, `exec`, `early`, `blocked`, `wait`, `pending`, `share`, `threads`, `copies`,
+//! `stray`, `fork`, `beside`, `exec`, `early`, `blocked`, `wait`, `pending`, `share`, `threads`, `copies`, `bulk`, `small`,
 //! `launches`, `heap [MIB]`.
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
@@ -261,6 +261,75 @@ impl Client {
             });
             copy(5).and(other.join().expect("no panic"))
         })?;
+        say("copied");
+        Ok(())
+    }
+
+    /// Copies of 32 MiB of pinned memory each way, of which several are in flight, until it is killed.
+    fn bulk(&self) -> Status {
+        const BULK: usize = 32 << 20;
+        let mut memory: CUdeviceptr = 0;
+        cu!(cuMemAlloc_v2, &mut memory, BULK).ok()?;
+        let mut pinned = null_mut::<c_void>();
+        cu!(cuMemHostAlloc, &mut pinned, BULK, 0 as c_uint).ok()?;
+        for round in 0u64.. {
+            for _ in 0..4 {
+                cu!(cuMemcpyHtoDAsync_v2, memory, pinned, BULK, self.stream).ok()?;
+                cu!(cuMemcpyDtoHAsync_v2, pinned, memory, BULK, self.stream).ok()?;
+            }
+            if round == 0 {
+                say("busy");
+            }
+            self.synchronize()?;
+        }
+        Ok(())
+    }
+
+    /// Small copies of pinned memory at any alignment, each way, between kernels of the same stream: the kernels' words
+    /// are copied out, other bytes are copied in and out again.
+    fn small(&self) -> Status {
+        let mut pinned = null_mut::<c_void>();
+        cu!(cuMemHostAlloc, &mut pinned, 4 * BYTES, 0 as c_uint).ok()?;
+        let (words, sent, back) = (pinned as u64, pinned as u64 + BYTES as u64, {
+            pinned as u64 + 2 * BYTES as u64
+        });
+        // SAFETY: `at` is in `pinned`, which has 4 * BYTES bytes; all copies are done when it is looked at.
+        let bytes = |at: u64| unsafe { std::slice::from_raw_parts_mut(at as *mut u8, BYTES) };
+        let lens = (1..40).chain([63, 64, 255, 256, 300, 1024, 2049, 4000]);
+        for (round, len) in lens.cycle().take(400).enumerate() {
+            let (seed, at) = (round as u32 + 1, [0, 1, 3, 4, 8, 16][round % 6]);
+            bytes(sent).fill_with({
+                let mut next = seed as u8;
+                move || {
+                    next = next.wrapping_mul(5).wrapping_add(1);
+                    next
+                }
+            });
+            bytes(back).fill(0xee);
+            self.fill(self.memory, seed)?;
+            cu!(cuMemcpyDtoHAsync_v2, words, self.memory, BYTES, self.stream).ok()?;
+            let (from, to) = (sent + round as u64 % 5, self.memory + at);
+            cu!(cuMemcpyHtoDAsync_v2, to, from, len, self.stream).ok()?;
+            cu!(cuMemcpyDtoHAsync_v2, back + at, to, len, self.stream).ok()?;
+            // Overwrites what was copied, after it was copied.
+            self.fill(self.memory, seed + 1)?;
+            self.synchronize()?;
+            for (index, word) in bytes(words).chunks_exact(4).enumerate() {
+                let expected = (index as u32).wrapping_mul(seed).wrapping_mul(3);
+                assert_eq!(
+                    word,
+                    expected.to_le_bytes(),
+                    "word {index} of round {round}"
+                );
+            }
+            let (first, skip) = (at as usize, round % 5);
+            let back = bytes(back);
+            let sent = &bytes(sent)[skip..skip + len];
+            assert!(back[first..first + len] == *sent, "{len} bytes at {at}");
+            back[first..first + len].fill(0xee);
+            assert!(back.iter().all(|byte| *byte == 0xee), "{len} bytes at {at}");
+        }
+        cu!(cuMemFreeHost, pinned).ok()?;
         say("copied");
         Ok(())
     }
@@ -610,6 +679,8 @@ fn run(what: &str, rounds: u32) -> Status {
         "share" => client.share(),
         "threads" => client.threads(),
         "copies" => client.copies(),
+        "bulk" => client.bulk(),
+        "small" => client.small(),
         "launches" => client.launches(),
         _ => panic!("client {what:?}"),
     }

@@ -315,6 +315,14 @@ fn pageable_memory_of_any_size_is_copied_by_any_number_of_threads() {
     assert!(done.err.contains(said), "{}", done.err);
 }
 
+#[test]
+fn small_copies_beside_large_ones_are_whole_and_in_order() {
+    let place = daemon();
+    let large = Running::start_until(&mut client(&place, &["bulk"]), "busy");
+    assert_eq!(succeed(&mut client(&place, &["small"])), "copied\n");
+    drop(large);
+}
+
 /// Python's multiprocessing: workers that are started anew are clients, those that are only forked cannot use CUDA.
 #[test]
 fn workers_of_a_pool_are_clients_of_their_own() {
