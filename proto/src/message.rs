@@ -124,6 +124,12 @@ plain_structs! {
         /// Bytes of log wanted.
         info_log: u32,
         error_log: u32,
+        /// Pinned memory of the session for the image's managed variables; 0: none. If the image has such variables, the
+        /// server answers `CUDA_ERROR_NOT_READY` and how many bytes they take.
+        managed: u64,
+        /// 1: the variables get their initial values.
+        fresh: u32,
+        pad: u32,
     }
     /// One `CUjit_option`.
     JitOption {
@@ -146,6 +152,8 @@ plain_structs! {
         threads_per_block: u32,
         /// Bytes of a linked cubin.
         cubin: u64,
+        /// Bytes of the memory for managed variables that the request lacks.
+        managed: u64,
     }
     /// `cuModuleGetFunction`, `cuLibraryGetKernel` with `cuKernelGetFunction`.
     GetFunction {

@@ -246,8 +246,8 @@ macro_rules! for_each_op {
             ImageLeave = 400: Async image_leave(Named); Dispatch, Earlier, Never, Nothing, [Sets parent];
             /// Gets or sets an attribute of a library's kernel on a device. Trailing: its name.
             KernelAttribute = 401: Request kernel_attribute(image::KernelAttribute, rest) -> Value; SlowSubmits, Free, KernelAttribute, Nothing, [Sets library];
-            /// Whether a library has a managed variable: the answer is the status. Trailing: its name.
-            GetManaged = 402: Request get_managed(Named, rest) -> (); SlowSubmits, Free, [Variable parent], Nothing, Nothing;
+            /// A managed variable of a library; its address is 0 if it is known to the driver only. Trailing: its name.
+            GetManaged = 402: Request get_managed(Named, rest) -> Range; SlowSubmits, Free, [Variable parent], Nothing, Nothing;
             /// Creates a linker. Trailing: options and lists.
             LinkCreate = 403: Request link_create(image::LinkCreate, rest) -> (); Slow, Free, Never, Nothing, Binds;
             /// Adds an image from a descriptor to a linker. Trailing: options and lists, its name. Answered with the logs.

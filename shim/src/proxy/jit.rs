@@ -52,6 +52,10 @@ impl Said {
             error_log: logs[info..info + error].to_vec(),
         }
     }
+    /// Bytes of the memory for managed variables that a load lacks.
+    pub fn managed(&self) -> u64 {
+        self.head.managed
+    }
     /// Bytes of a linked cubin.
     pub fn cubin(&self) -> u64 {
         self.head.cubin

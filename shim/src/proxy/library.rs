@@ -14,17 +14,18 @@ use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUresult,
+    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY,
 };
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::handshake::MAX_DEVICES;
 use mpsshim_proto::message::image::KernelAttribute;
-use mpsshim_proto::message::{GetFunction, Named, Object, Op, Value};
+use mpsshim_proto::message::{GetFunction, Named, Object, Op, Range, Value};
 use parking_lot::Mutex;
 
 use crate::ffi::Status;
 use crate::proxy::context::{self, Context};
 use crate::proxy::jit::Said;
+use crate::proxy::managed;
 use crate::proxy::module::{self, FunctionRef, Layout, Load};
 use crate::proxy::objects::{Entry, Table};
 use crate::proxy::submit::{Session, session};
@@ -43,6 +44,8 @@ pub struct Library(Mutex<Parts>);
 struct Parts {
     hash: [u8; 32],
     len: u64,
+    /// Memory of its managed variables, one for all contexts; 0 if it has none.
+    managed: u64,
     /// The options that it was loaded with: how many, and as they travel.
     options: (u32, Vec<u8>),
     kernels: HashMap<CString, u64>,
@@ -111,11 +114,15 @@ fn load_library(session: &Session, load: Load<'_>, said: &mut Said) -> Status<u6
     let hash = module::hash_of(load.content);
     let entry = LIBRARIES.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let handle = LIBRARIES.handle_of(entry);
-    if let Err(status) = load.send(session, handle, hash, 0, said) {
-        LIBRARIES.recycle(entry);
-        return Err(status);
-    }
+    let managed = match load.send(session, handle, hash, 0, said) {
+        Ok(managed) => managed,
+        Err(status) => {
+            LIBRARIES.recycle(entry);
+            return Err(status);
+        }
+    };
     *entry.0.lock() = Parts {
+        managed,
         hash,
         len: load.content.len() as u64,
         options: (load.options.count, load.options.bytes.clone()),
@@ -138,6 +145,7 @@ pub fn unload(session: &Session, handle: u64) -> Status {
     }
     let status = session.submit(Op::ImageUnload, &Object { object: handle });
     LIBRARIES.recycle(entry);
+    managed::free_of_image(session, parts.managed);
     status
 }
 
@@ -146,8 +154,8 @@ pub fn exists(handle: u64) -> Status {
     library(handle).map(drop)
 }
 
-/// `cuLibraryGetManaged` of a name: the status it is refused with.
-pub fn managed(session: &Session, handle: u64, name: &CStr) -> Status<CUresult> {
+/// `cuLibraryGetManaged` of a name: address and length.
+pub fn managed(session: &Session, handle: u64, name: &CStr) -> Status<(u64, u64)> {
     session.check()?;
     library(handle)?;
     let body = Named {
@@ -155,18 +163,23 @@ pub fn managed(session: &Session, handle: u64, name: &CStr) -> Status<CUresult> 
         device: 0,
         pad: 0,
     };
-    let answer = session.request(Op::GetManaged, &body, name.to_bytes_with_nul())?;
-    answer.status.ok()?;
+    let found: Range = session
+        .request(Op::GetManaged, &body, name.to_bytes_with_nul())?
+        .read()?;
+    if found.start != 0 {
+        return Ok((found.start, found.len));
+    }
     if let Some(line) = managed_refused(name) {
         // The runtime goes on after the refusal, and its program ends with a signal at the variable. Unlike eprintln
         // this does not panic where nothing can be written.
         let _ = writeln!(std::io::stderr(), "{line}");
         tracing::warn!(line, "refused");
     }
-    Ok(CUDA_ERROR_NOT_SUPPORTED)
+    Err(CUDA_ERROR_NOT_SUPPORTED)
 }
 
-/// The message about a managed variable, once for each process and name.
+/// The message about a managed variable that could not be placed in the program's memory, once for each process and
+/// name.
 fn managed_refused(name: &CStr) -> Option<String> {
     static SAID: Mutex<BTreeSet<CString>> = Mutex::new(BTreeSet::new());
     let name = name.to_owned();
@@ -204,7 +217,8 @@ fn load_again(session: &Session, parts: &Parts, device: u32) -> Status<u64> {
     let entry = LIBRARIES.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let handle = LIBRARIES.handle_of(entry);
     let options = (parts.options.0, &parts.options.1[..]);
-    let status = module::load_known(session, handle, parts.hash, parts.len, options, device);
+    let (content, place) = ((parts.hash, parts.len), (device, parts.managed));
+    let status = module::load_known(session, handle, content, options, place);
     if let Err(status) = status {
         LIBRARIES.recycle(entry);
         return Err(status);

@@ -1,5 +1,6 @@
 //! Managed memory: pinned memory in the host arena, at one address for the program, the server and the devices. It is
-//! always coherent, but devices access it over the bus. Advice and prefetches are recorded and move nothing.
+//! always coherent, but devices access it over the bus. Advice and prefetches are recorded and move nothing. The managed
+//! variables of an image are in such a block too, whose address the server puts into the code that it loads.
 
 use mpsshim_proto::shm::PAGE;
 use std::collections::BTreeMap;
@@ -78,6 +79,19 @@ pub fn free(session: &Session, address: u64) -> Status {
     stream::quiesce(session, None)?;
     ADVICE.lock().remove(&address);
     memory::host_give_back(session, address)
+}
+
+/// Frees the memory of an image's managed variables, after the work that may use it. `address` is 0 if there is none.
+pub fn free_of_image(session: &Session, address: u64) {
+    if address != 0 {
+        ADVICE.lock().remove(&address);
+        // Without the session, the memory goes with the process.
+        let freed =
+            stream::quiesce(session, None).and_then(|()| memory::host_give_back(session, address));
+        if let Err(status) = freed {
+            tracing::debug!(%status, "memory of managed variables was not freed");
+        }
+    }
 }
 
 /// The block that contains a range, and the range rounded to its pages.

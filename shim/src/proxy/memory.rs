@@ -6,7 +6,8 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use mpsshim_api::cuda::{
-    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_OUT_OF_MEMORY, CUresult,
+    CU_MEM_ATTACH_GLOBAL, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_RPC_FAILURE,
+    CUDA_ERROR_OUT_OF_MEMORY, CUresult,
 };
 use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::graph_memory::GraphMemory;
@@ -351,6 +352,17 @@ pub fn host_alloc_unowned(session: &Session, context: &Context, len: u64) -> Sta
     let start = host_alloc(session, context, len, 0)?;
     HOST.lock().set_owner(start, 0);
     Ok(start)
+}
+
+/// Allocates memory for the managed variables of an image, which belongs to no context.
+pub fn host_alloc_of_image(session: &Session, device: u32, len: u64) -> Status<u64> {
+    let mut source = HostSource {
+        session,
+        device,
+        flags: MANAGED | CU_MEM_ATTACH_GLOBAL,
+    };
+    let flags = source.flags;
+    HOST.lock().alloc(len, 0, flags, &mut source)
 }
 
 /// Frees pinned host memory, after the work that may use it.

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use mpsshim_api::cuda::{
     CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CUDA_ERROR_INVALID_VALUE,
     CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_PERMITTED,
-    CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_ERROR_NOT_READY, CUDA_ERROR_OPERATING_SYSTEM, CUDA_ERROR_OUT_OF_MEMORY,
 };
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::{
@@ -31,6 +31,7 @@ use crate::ffi::Status;
 use crate::proxy::context::{self, Context};
 use crate::proxy::jit::{Parsed, Said};
 use crate::proxy::library;
+use crate::proxy::managed;
 use crate::proxy::memory::{self, Global};
 use crate::proxy::objects::{Entry, Table};
 use crate::proxy::submit::Session;
@@ -61,6 +62,8 @@ struct Parts {
     hash: [u8; 32],
     functions: HashMap<CString, u64>,
     globals: HashMap<CString, (u64, u64)>,
+    /// Memory of its managed variables, 0 if it has none.
+    managed: u64,
 }
 
 /// A function of a module.
@@ -186,13 +189,38 @@ pub struct Load<'a> {
 }
 
 impl Load<'_> {
-    /// Makes the server load it under a handle, for a device. `said` gets the compiler's output, successful or not.
+    /// Makes the server load it under a handle, for a device. `said` gets the compiler's output, successful or not. Returns
+    /// the address of the memory that holds its managed variables, 0 if it has none.
     pub fn send(
         &self,
         session: &Session,
         handle: u64,
         hash: [u8; 32],
         device: u32,
+        said: &mut Said,
+    ) -> Status<u64> {
+        *said = Said::default();
+        let status = self.send_with(session, handle, hash, (device, 0), said);
+        let len = said.managed();
+        if status != Err(CUDA_ERROR_NOT_READY) || len == 0 {
+            return status.map(|()| 0);
+        }
+        let managed = memory::host_alloc_of_image(session, device, len)?;
+        match self.send_with(session, handle, hash, (device, managed), said) {
+            Ok(()) => Ok(managed),
+            Err(status) => {
+                let _ = memory::host_give_back(session, managed);
+                Err(status)
+            }
+        }
+    }
+
+    fn send_with(
+        &self,
+        session: &Session,
+        handle: u64,
+        hash: [u8; 32],
+        (device, managed): (u32, u64),
         said: &mut Said,
     ) -> Status {
         let body = ImageLoad {
@@ -203,6 +231,9 @@ impl Load<'_> {
             device,
             info_log: self.options.info_log,
             error_log: self.options.error_log,
+            managed,
+            fresh: (managed != 0).into(),
+            pad: 0,
         };
         let options = &self.options.bytes;
         let known = if self.content.len() > SEND_UNASKED {
@@ -228,14 +259,13 @@ impl Load<'_> {
     }
 }
 
-/// As [`Load::send`], for content that the server has.
+/// As [`Load::send`], for content that the server has, and with managed variables as they are.
 pub fn load_known(
     session: &Session,
     handle: u64,
-    hash: [u8; 32],
-    len: u64,
+    (hash, len): ([u8; 32], u64),
     (count, options): (u32, &[u8]),
-    device: u32,
+    (device, managed): (u32, u64),
 ) -> Status {
     let body = ImageLoad {
         image: handle,
@@ -245,6 +275,9 @@ pub fn load_known(
         device,
         info_log: 0,
         error_log: 0,
+        managed,
+        fresh: 0,
+        pad: 0,
     };
     memory::request_with_room(session, Op::ImageLoad, &body, options)?
         .status
@@ -284,11 +317,17 @@ fn load_module(
     let hash = hash_of(load.content);
     let entry = MODULES.claim().ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
     let handle = MODULES.handle_of(entry);
-    if let Err(status) = load.send(session, handle, hash, context.server_device, said) {
-        MODULES.recycle(entry);
-        return Err(status);
+    match load.send(session, handle, hash, context.server_device, said) {
+        Ok(managed) => {
+            let module = publish(entry, context, handle, 0, hash);
+            entry.parts.lock().managed = managed;
+            Ok(module)
+        }
+        Err(status) => {
+            MODULES.recycle(entry);
+            Err(status)
+        }
     }
-    Ok(publish(entry, context, handle, 0, hash))
 }
 
 fn publish(
@@ -351,6 +390,7 @@ pub fn end(session: &Session, handle: u64) -> Status {
         library::leave(session, parts.library, parts.server, context)
     };
     MODULES.recycle(entry);
+    managed::free_of_image(session, parts.managed);
     status
 }
 
@@ -482,14 +522,16 @@ pub fn get_global(session: &Session, module: u64, name: &CStr) -> Status<(u64, u
     let range: Range = session
         .request(Op::GetGlobal, &body, name.to_bytes_with_nul())?
         .read()?;
-    memory::add_global(
-        range.start,
-        Global {
-            len: range.len,
-            image: module,
-            context,
-        },
-    );
+    if managed::block(range.start).is_none() {
+        memory::add_global(
+            range.start,
+            Global {
+                len: range.len,
+                image: module,
+                context,
+            },
+        );
+    }
     parts
         .globals
         .insert(name.to_owned(), (range.start, range.len));

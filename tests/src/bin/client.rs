@@ -1,13 +1,13 @@
 //! Clients for the end-to-end tests, which see nothing but the driver API: `client work [ROUNDS]`, `launch`, `idle`,
 //! `stray`, `fork`, `beside`, `exec`, `early`, `blocked`, `wait`, `pending`, `share`, `threads`, `copies`, `bulk`, `small`,
-//! `launches`, `heap [MIB]`.
+//! `launches`, `heap [MIB]`, `managed`.
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
 
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use mpsshim_tests::peer::PTX;
-use std::ffi::{CString, c_int, c_uint, c_void};
+use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::io::{self, Write};
 use std::process::{Command, ExitCode};
 use std::ptr::null_mut;
@@ -55,6 +55,8 @@ done:
     ret;
 }
 ";
+/// Managed variables and kernels that use them.
+const VARIABLES: &str = include_str!("../../fixtures/managed/variables.ptx");
 const WORDS: u32 = 1024;
 const BYTES: usize = WORDS as usize * 4;
 /// More than fits a ring's message.
@@ -405,6 +407,116 @@ impl Client {
         cu!(cuStreamQuery, self.stream).ok()
     }
 
+    /// Uses managed variables, of a module and of a library, from the host and in kernels.
+    fn managed(&self) -> Status {
+        let image = CString::new(VARIABLES).expect("no NUL");
+        let mut module = CUmodule::NULL;
+        cu!(cuModuleLoadData, &mut module, image.as_ptr()).ok()?;
+        let variable = |name: &CStr| -> Status<(u64, usize)> {
+            let (mut start, mut len) = (0u64, 0usize);
+            cu!(
+                cuModuleGetGlobal_v2,
+                &mut start,
+                &mut len,
+                module,
+                name.as_ptr()
+            )
+            .ok()?;
+            Ok((start, len))
+        };
+        let function = |name: &CStr| -> Status<CUfunction> {
+            let mut function = CUfunction::NULL;
+            cu!(cuModuleGetFunction, &mut function, module, name.as_ptr()).ok()?;
+            Ok(function)
+        };
+        let (counter, values, table) = (
+            variable(c"counter")?,
+            variable(c"values")?,
+            variable(c"table")?,
+        );
+        let (mut plain, mut len) = variable(c"plain")?;
+        say(&format!(
+            "bytes {} {} {} {len}",
+            counter.1, values.1, table.1
+        ));
+        // SAFETY: managed memory of these lengths, which no kernel uses meanwhile.
+        let word = |at: u64| unsafe { (at as *mut i32).read_volatile() };
+        let single = |at: u64| f64::from(f32::from_bits(word(at) as u32));
+        // SAFETY: as above.
+        let double = |at: u64| unsafe { (at as *mut f64).read_volatile() };
+        let show = |what: &str| {
+            let (sum, value) = (double(table.0 + 16), single(values.0 + 4 * 3));
+            say(&format!("{what} {} {value} {sum}", word(counter.0)));
+        };
+        show("first");
+        let add = function(c"add")?;
+        let mut three = 3i32;
+        self.launch_once(add, &mut [(&raw mut three).cast()])?;
+        show("launched");
+        // SAFETY: as above.
+        unsafe { (counter.0 as *mut i32).write_volatile(100) };
+        self.launch_once(add, &mut [(&raw mut three).cast()])?;
+        show("written");
+        let mut out = self.memory;
+        self.launch_once(function(c"where")?, &mut [(&raw mut out).cast()])?;
+        let mut address = 0u64;
+        cu!(cuMemcpyDtoH_v2, &raw mut address, self.memory, 8usize).ok()?;
+        let mut managed = 0u32;
+        let attribute = CU_POINTER_ATTRIBUTE_IS_MANAGED;
+        cu!(
+            cuPointerGetAttribute,
+            &raw mut managed,
+            attribute,
+            counter.0
+        )
+        .ok()?;
+        say(&format!("same {} managed {managed}", address == counter.0));
+        let (copy, mut four) = (7i32, 4usize);
+        cu!(cuMemcpyHtoD_v2, counter.0, &raw const copy, four).ok()?;
+        cu!(cuMemcpyDtoD_v2, self.memory, counter.0, four).ok()?;
+        let mut back = 0i32;
+        cu!(cuMemcpyDtoH_v2, &raw mut back, self.memory, four).ok()?;
+        say(&format!("copied {} {back}", word(counter.0)));
+        // Another image with these variables has its own.
+        let none = null_mut::<c_void>();
+        let mut library = CUlibrary::NULL;
+        cu!(
+            cuLibraryLoadData,
+            &mut library,
+            image.as_ptr(),
+            none,
+            none,
+            0 as c_uint,
+            none,
+            none,
+            0 as c_uint
+        )
+        .ok()?;
+        let mut other = 0u64;
+        for name in [c"counter", c"plain"] {
+            let status = cu!(
+                cuLibraryGetManaged,
+                &mut other,
+                &mut four,
+                library,
+                name.as_ptr()
+            );
+            say(&format!("{} {status}", name.to_string_lossy()));
+        }
+        let global = cu!(
+            cuLibraryGetGlobal,
+            &mut plain,
+            &mut len,
+            library,
+            c"counter".as_ptr()
+        );
+        say(&format!("{global} {}", word(plain)));
+        cu!(cuModuleUnload, module).ok()?;
+        say(&format!("kept {}", word(plain)));
+        cu!(cuLibraryUnload, library).ok()?;
+        self.round(2)
+    }
+
     /// Takes blocks of a MiB in a kernel until there is no memory left in its heap, whose size it sets before if one is
     /// given, and keeps them until the standard input ends.
     fn heap(&self, mib: Option<u32>) -> Status {
@@ -668,6 +780,7 @@ fn run(what: &str, rounds: u32) -> Status {
         "work" => client.work(rounds),
         "launch" => client.launch_on_and_on(),
         "idle" => client.idle(),
+        "managed" => client.managed(),
         "heap" => client.heap((rounds != u32::MAX).then_some(rounds)),
         "stray" => client.stray(),
         "fork" => client.fork(),

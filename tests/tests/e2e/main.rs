@@ -16,6 +16,7 @@ mod documents;
 mod formats;
 mod heap;
 mod limits;
+mod managed;
 mod metrics;
 mod mps_run;
 mod operator;

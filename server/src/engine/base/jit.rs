@@ -186,6 +186,7 @@ impl JitOptions {
             wall_time_ms: f32::from_bits(self.value(CU_JIT_WALL_TIME) as u32),
             threads_per_block: self.value(CU_JIT_THREADS_PER_BLOCK) as u32,
             cubin,
+            managed: 0,
         };
         let mut payload = head.as_bytes().to_vec();
         payload.extend_from_slice(&self.info[..info]);

@@ -9,6 +9,7 @@ use crate::engine::base::jit::JitOptions;
 use crate::engine::base::kinds;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::footprint::footprint;
+use crate::engine::gpu::managed_image::ManagedImage;
 use crate::engine::images::contents::{Content, Raw};
 use crate::engine::images::families::Family;
 use crate::engine::images::instances::{self, Image};
@@ -21,8 +22,9 @@ use mpsshim_api::cuda::*;
 use mpsshim_control::closers::{self, Stranger};
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
-use mpsshim_proto::message::{ImageLoad, Named, Object, Op, Range};
+use mpsshim_proto::message::{ImageLoad, ImageLoaded, Named, Object, Op, Range};
 use std::cell::Cell;
+use std::ffi::{CStr, CString};
 use std::os::fd::AsFd;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -60,10 +62,26 @@ impl Session {
             return Err(CallError::Alone);
         }
         let Ready {
-            content,
+            mut content,
             mut charge,
             calls,
         } = ready;
+        let managed = match calls.managed {
+            true => shared.images.managed_image(&content),
+            false => None,
+        };
+        if let Some(managed) = &managed {
+            if body.managed == 0 {
+                let wanted = ImageLoaded {
+                    managed: managed.len(),
+                    ..ImageLoaded::default()
+                };
+                return Ok((Err(CUDA_ERROR_NOT_READY), wanted.as_bytes().to_vec()));
+            }
+            self.check_host(body.managed, managed.len())?;
+            let code = managed.at(body.managed).ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
+            content = shared.images.store(&code, &self.flow.sent)?;
+        }
         let device = shared.gpu.device(body.device)?;
         match Handle(body.image).kind() {
             // A library belongs to no context.
@@ -74,6 +92,7 @@ impl Session {
         let (mut options, _) =
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
         let family = self.family_of(&body, device.ordinal, &behind);
+        let family = family.filter(|_| managed.is_none());
         options.want(body.info_log, body.error_log);
         let before = match charge.is_whole {
             true => None,
@@ -100,6 +119,9 @@ impl Session {
             }
         }
         image.pay(charge.charge);
+        if let Some(managed) = managed {
+            self.place_managed(&mut image, &managed, &body);
+        }
         let table = match image.raw() {
             Raw::Module(_) => &mut self.objects.images,
             Raw::Library(_) => &mut self.objects.libraries,
@@ -110,6 +132,41 @@ impl Session {
         }
         self.look_ahead(shared, body.image, device.ordinal);
         Ok((Ok(()), payload))
+    }
+
+    /// Notes where the managed variables of an image are, and gives them their initial values. The session's memory for
+    /// them has been checked.
+    fn place_managed(&mut self, image: &mut Image, managed: &ManagedImage, body: &ImageLoad) {
+        // Another server would give the variables their initial values again.
+        self.lasting.binding_images = true;
+        let named = managed.variables.iter().filter_map(|one| {
+            let name = CString::new(one.name.as_str()).ok()?;
+            Some((name, (body.managed + one.offset, one.len)))
+        });
+        image.managed = named.collect();
+        if body.fresh == 0 {
+            return;
+        }
+        let base = body.managed as *mut u8;
+        // SAFETY: the block is mapped here at the client's addresses for as long as the session has it, and it is long
+        // enough. The client may write it meanwhile; the bytes have no invalid values.
+        unsafe {
+            std::ptr::write_bytes(base, 0, managed.len() as usize);
+            for (offset, bytes) in managed.initial() {
+                let to = base.add(offset as usize);
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+            }
+        }
+    }
+
+    /// A managed variable of an image that is in the session's memory.
+    fn managed_variable(&self, image: u64, name: &[u8]) -> Result<Option<Range>, CUresult> {
+        let name = CStr::from_bytes_with_nul(name).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        let found = self.image(image)?.managed.get(name);
+        Ok(found.map(|(start, len)| Range {
+            start: *start,
+            len: *len,
+        }))
     }
 
     /// The family to which an image belongs; `None` if its load requests logs, because logs belong to a single load.
@@ -412,6 +469,9 @@ impl Session {
             }
             Ok::<_, CUresult>((start, len))
         };
+        if let Some(managed) = self.managed_variable(body.parent, &name)? {
+            return Ok(managed.as_bytes().to_vec());
+        }
         let (raw, device, _) = self.image_ready(shared, body.parent, body.device)?;
         let mut found = look(raw)?;
         self.image(body.parent)?.note_loaded(&shared.images, device);
@@ -444,19 +504,23 @@ impl Session {
         .to_vec())
     }
 
-    /// `cuLibraryGetManaged`, but only checks whether there is such a variable.
+    /// `cuLibraryGetManaged`. The driver's managed memory is in this process only: of such a variable, the address is 0.
     pub fn get_managed(&mut self, shared: &Shared, call: Call<'_, Named>) -> Reply {
         let Call { body, message } = call;
         let name = message.name::<Named>()?;
         let Raw::Library(library) = self.objects.libraries.get(body.parent)?.raw() else {
             return Err(CUDA_ERROR_INVALID_HANDLE.into());
         };
+        if let Some(managed) = self.managed_variable(body.parent, &name)? {
+            return Ok(managed.as_bytes().to_vec());
+        }
         shared.gpu.use_any_device();
         let (mut start, mut len) = (0, 0);
         let name = name.as_ptr().cast();
         let image = &shared.gpu.driver.image;
         image.library_get_managed(&mut start, &mut len, library, name)?;
-        Ok(Vec::new())
+        let len = len as u64;
+        Ok(Range { start: 0, len }.as_bytes().to_vec())
     }
 
     /// `cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`: the number of functions, and their names.

@@ -5,6 +5,7 @@
 //! 11 to 13. An image that deviates is not shared, so a mistake costs only memory.
 
 use crate::engine::gpu::host::is_affordable;
+use crate::engine::gpu::managed_image;
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SymbolKind};
 use serde::{Deserialize, Serialize};
@@ -26,7 +27,8 @@ pub struct Entry<'a> {
     whole: u64,
 }
 
-const ELF: &[u8] = b"\x7fELF";
+/// The first bytes of a cubin.
+pub const ELF: &[u8] = b"\x7fELF";
 /// The ELF machine of a cubin.
 pub const EM_CUDA: u16 = 190;
 const FATBIN: u32 = 0xBA55_ED50;
@@ -389,13 +391,15 @@ fn of_all_code(
         })
 }
 
-/// Functions of the driver that kernels of an image may call.
+/// Functions of the driver that kernels of an image may call, and its managed variables.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Calls {
     /// `printf`. Code that is unreadable, or exceeds the [`Budget`], counts as printing.
     pub prints: bool,
     /// `malloc` or `free`. Code that is unreadable, or exceeds the [`Budget`], counts as not allocating.
     pub allocates: bool,
+    /// It has managed variables. Code that is unreadable, or exceeds the [`Budget`], counts as having none.
+    pub managed: bool,
 }
 
 impl Calls {
@@ -403,6 +407,7 @@ impl Calls {
     const UNREADABLE: Calls = Calls {
         prints: true,
         allocates: false,
+        managed: false,
     };
 
     fn of_cubin(code: &[u8]) -> Calls {
@@ -412,6 +417,7 @@ impl Calls {
         Calls {
             prints: memchr::memmem::find(code, PRINT).is_some(),
             allocates: ALLOCATE.iter().any(|name| has_symbol(code, name)),
+            managed: managed_image::has_managed(code),
         }
     }
 
@@ -419,6 +425,7 @@ impl Calls {
         Calls {
             prints: memchr::memmem::find(text, PRINT).is_some(),
             allocates: ALLOCATE.iter().any(|name| has_word(text, name)),
+            managed: memchr::memmem::find(text, managed_image::ATTRIBUTE).is_some(),
         }
     }
 
@@ -426,6 +433,7 @@ impl Calls {
         Calls {
             prints: self.prints || other.prints,
             allocates: self.allocates || other.allocates,
+            managed: self.managed || other.managed,
         }
     }
 }

@@ -21,7 +21,7 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::ffi::{CStr, c_char};
+use std::ffi::{CStr, CString, c_char};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -494,6 +494,8 @@ pub struct Image {
     pub device: Ordinal,
     /// Functions of the driver that its kernels call.
     pub calls: Calls,
+    /// Address and bytes of its managed variables, which are in the session's memory.
+    pub managed: HashMap<CString, (u64, u64)>,
     /// Charge for its instances on the device; split among them when the session leaves the image.
     charge: Option<Charge>,
     /// Charge for each instance, bytes.
@@ -570,6 +572,7 @@ impl Image {
             chosen: HashMap::new(),
             device,
             calls,
+            managed: HashMap::new(),
             charge: None,
             each: 0,
             retired: false,
@@ -642,8 +645,8 @@ impl Image {
     /// Whether the image can be reloaded elsewhere without its client noticing, judged without reading the content: in
     /// a loaded image, kernels may have changed variables.
     pub fn may_move(&self, store: &ImageStore) -> bool {
-        let known = self.family.as_ref();
-        known.is_some_and(|family| !self.is_loaded() || store.families.may_keep_nothing(family))
+        let family = self.family.as_ref();
+        !self.is_loaded() || family.is_some_and(|family| store.families.may_keep_nothing(family))
     }
 
     /// Whether kernels that already ran can continue with a reloaded image, and data they left in memory stays valid

@@ -10,15 +10,21 @@ pub mod variables;
 use crate::engine::base::jit::JitOptions;
 use crate::engine::gpu::Gpu;
 use crate::engine::gpu::cubin::{self, Calls, Leaves};
-use crate::engine::images::contents::{Content, Findings, ImageCache, Raw};
+use crate::engine::gpu::managed_image::ManagedImage;
+use crate::engine::images::contents::{Content, Findings, ImageCache, Raw, Sent};
 use crate::engine::images::families::{Families, Family};
 use crate::engine::images::instances::{Image, Instance};
 use crate::engine::images::residents::Residents;
 use crate::engine::images::variables::{KnownVariables, Variables};
 use crate::keeper::Keeper;
 use crossbeam_channel::Sender;
-use mpsshim_api::cuda::{CUlibrary, CUmodule, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUlibrary, CUmodule, CUresult};
 use mpsshim_proto::handle::Kind;
+use mpsshim_proto::shm::sealed_memfd;
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// Number of images whose analysis results are kept; at the limit, all results are discarded.
@@ -154,6 +160,32 @@ impl ImageStore {
             let archs: Vec<u32> = self.gpu.devices.iter().map(|one| one.capability).collect();
             cubin::calls(&content[..content.len() - 1], &archs)
         })
+    }
+
+    /// The image with its managed variables as the session's memory; `None` if it has none, or they cannot be placed there.
+    pub fn managed_image(&self, content: &Content) -> Option<ManagedImage> {
+        let mut archs = self.gpu.devices.iter().map(|one| one.capability);
+        let arch = archs.next()?;
+        let bytes = &content[..content.len() - 1];
+        // A library is one object for all devices.
+        let found = archs
+            .all(|other| other == arch)
+            .then(|| ManagedImage::of(bytes, arch));
+        found.flatten().filter(|found| !found.variables.is_empty())
+    }
+
+    /// Stores code that was made here.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn store(&self, code: &[u8], sent: &Sent) -> Result<Content, CUresult> {
+        let full = |_| CUDA_ERROR_OUT_OF_MEMORY;
+        let file = sealed_memfd(c"mpsshim-image", code.len() as u64).map_err(full)?;
+        let mut file = File::from(file);
+        file.write_all(code).map_err(full)?;
+        let hash: [u8; 32] = Sha256::digest(code).into();
+        self.cache
+            .receive(file.as_fd(), code.len() as u64, &hash, sent)
     }
 
     /// Records a result that the previous server found for the image with this hash.

@@ -138,7 +138,7 @@ pub unsafe extern "C" fn get_global(
     })
 }
 
-/// `cuLibraryGetManaged`: the address of a `__managed__` variable is known only in the server's process.
+/// `cuLibraryGetManaged`.
 pub unsafe extern "C" fn get_managed(
     address: Out<CUdeviceptr>,
     len: Out<usize>,
@@ -149,7 +149,10 @@ pub unsafe extern "C" fn get_managed(
         if address.is_null() && len.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        Err(library::managed(session()?, handle, name.get()?)?)
+        let (start, bytes) = library::managed(session()?, handle, name.get()?)?;
+        address.set_if_wanted(start);
+        len.set_if_wanted(bytes as usize);
+        Ok(())
     })
 }
 

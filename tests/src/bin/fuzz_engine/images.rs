@@ -62,6 +62,8 @@ impl Images {
             "fixtures/softgpu.ptx",
             "fixtures/texture-references.ptx",
             "fixtures/textures.ptx",
+            "fixtures/managed/variables.ptx",
+            "fixtures/managed/variables.sm_90.cubin",
             "fixtures/nested.fatbin",
         ];
         let mut real = vec![SAFE.as_bytes().to_vec()];

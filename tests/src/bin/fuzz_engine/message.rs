@@ -884,6 +884,12 @@ impl Maker<'_> {
                     device: self.device(),
                     info_log: self.pick(&[0, 0, 1, 1024, u32::MAX]),
                     error_log: self.pick(&[0, 0, 1, 1024, u32::MAX]),
+                    managed: match self.once_in(2) {
+                        true => 0,
+                        false => self.address(4 << 10),
+                    },
+                    fresh: self.pick(&[0, 1, u32::MAX]),
+                    pad: 0,
                 };
                 let draft = plain(op, &body).with(&behind).gives(Gives::Own(image));
                 if self.once_in(5) {
