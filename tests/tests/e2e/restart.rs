@@ -4,7 +4,7 @@ use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::control_daemon::{Place, wait_until};
 use mpsshim_tests::peer::Worker;
 use mpsshim_tests::programs::{Running, client, preloaded, succeed};
-use mpsshim_tests::scene::{control, daemon, daemon_with};
+use mpsshim_tests::scene::{Bystander, control, daemon, daemon_with};
 use mpsshim_tests::survivors::{RPC_FAILURE, Survivor, clients, keepers, kill_server, server};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -67,6 +67,29 @@ fn clients_that_never_rest_by_themselves_go_on_too() {
         }
     });
     survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
+fn clients_that_allocate_all_the_time_keep_their_memory() {
+    let place = daemon();
+    let bystanders: Vec<Bystander> = (0..6)
+        .map(|_| Bystander::start(Worker::connect(&control(&place)).expect("a session")))
+        .collect();
+    let done = place.control(&["set_scheduling", "fifo"]);
+    assert_eq!((done.code, done.out.as_str()), (0, ""), "{}", done.err);
+    for _ in 0..10 {
+        restart(&place, &["-t", "600"]).expect("a restart");
+        bystanders.iter().for_each(Bystander::goes_on);
+    }
+    let log = place.log("server.log");
+    let again = "Sessions of the server before: 6 go on, 0 have ended";
+    assert_eq!(log.matches(again).count(), 10, "{log}");
+    let rows = place.ps();
+    let in_order = rows.iter().all(|row| row["level"] == "0");
+    assert!(rows.len() == 6 && in_order, "{rows:?}");
+    for bystander in bystanders {
+        bystander.stop();
+    }
 }
 
 #[test]

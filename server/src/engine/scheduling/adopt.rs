@@ -104,11 +104,13 @@ fn adopt(shared: &Arc<Shared>) {
         .filter(|name| of_description(name))
         .map(Name::number)
         .collect();
-    let (mut again, mut lost) = (0, 0);
+    // No session executes messages before all are restored: it could be granted addresses of a later one.
+    let mut restored = Vec::new();
+    let mut lost = 0;
     let mut spent = Spent::default();
     for id in sessions {
         match take_over(shared, id, &mut left, &mut spent) {
-            Ok(()) => again += 1,
+            Ok(session) => restored.push(session),
             Err(why) => {
                 lost += 1;
                 shared.gpu.keeping.forget_session(id);
@@ -122,6 +124,10 @@ fn adopt(shared: &Arc<Shared>) {
         shared.gpu.keeping.forget(name);
     }
     keeper.settle();
+    let again = restored.len();
+    for session in restored {
+        shared.lanes.send_home(session);
+    }
     tracing::info!(
         "Sessions of the server before: {again} go on, {lost} have ended, after {} ms ({spent})",
         began.elapsed().as_millis()
@@ -177,13 +183,13 @@ impl Parts {
     }
 }
 
-/// Restores one session.
+/// Restores one session, for its dispatch thread.
 fn take_over(
     shared: &Arc<Shared>,
     id: u64,
     left: &mut Left,
     spent: &mut Spent,
-) -> Result<(), Lost> {
+) -> Result<Box<Session>, Lost> {
     let parts = Parts::take(id, left)?;
     let (mut session, records) = open(shared, id, parts)?;
     let info = session.shared.info.clone();
@@ -199,13 +205,12 @@ fn take_over(
     session.lasting.kept = true;
     session.note_bonds(&shared.images);
     match made {
-        Ok(()) => shared.lanes.send_home(session),
+        Ok(()) => Ok(session),
         Err(why) => {
             dispatch::end(shared, session, Some(why.clone()));
-            return Err(why);
+            Err(why)
         }
     }
-    Ok(())
 }
 
 /// Tells a client, through its segment, that its session has ended.
