@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 const START_PATIENCE: Duration = Duration::from_secs(60);
 /// How long a server may take to answer, in addition to the time its clients may take to come to rest.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
+/// How long a command waits for the next server to restore the sessions. The server is not ended then: images may take
+/// long to load.
+const ADOPTION_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A server that is being replaced.
 #[derive(Debug)]
@@ -143,12 +146,13 @@ impl Servers {
 
     /// When [`Servers::expire_restarts`] has something to do next.
     pub(super) fn restart_deadline(&self) -> Option<Instant> {
-        let waits = |restart: &&Restart| matches!(restart.step, Step::Prepares | Step::Rests);
+        let waits = |restart: &&Restart| !matches!(restart.step, Step::Over(_));
         let waiting = self.restarts.iter().filter(waits);
         waiting.map(|restart| restart.until).min()
     }
 
-    /// Gives up on standbys that do not start and servers that do not answer.
+    /// Gives up on standbys that do not start, servers that do not answer, and servers that take long to restore the
+    /// sessions.
     pub(super) fn expire_restarts(&mut self, now: Instant) {
         for at in 0..self.restarts.len() {
             let restart = &mut self.restarts[at];
@@ -159,10 +163,14 @@ impl Servers {
             let why = match restart.step {
                 Step::Prepares => "the next server does not start".to_owned(),
                 Step::Rests => format!("Server {server} does not answer"),
-                Step::Adopts(_) | Step::Over(_) => continue,
+                Step::Adopts(next) => format!(
+                    "server {next} is still restoring the clients of server {server} after {} s; server.log says how far it is",
+                    ADOPTION_PATIENCE.as_secs()
+                ),
+                Step::Over(_) => continue,
             };
             let hangs = matches!(restart.step, Step::Rests);
-            tracing::warn!("Server {server} is not restarted: {why}");
+            tracing::warn!("Restart of server {server}: {why}");
             restart.step = Step::Over(Err(why));
             // The next server continues the sessions that are at rest.
             if hangs && let Some(server) = self.by_pid_mut(server) {
@@ -263,6 +271,7 @@ impl Servers {
         };
         if let Some(restart) = self.restarts.iter_mut().find(of_server) {
             restart.step = Step::Adopts(next);
+            restart.until = Instant::now() + ADOPTION_PATIENCE;
         }
         if (server.stops_later || self.closing)
             && let Some(next) = self.by_pid_mut(next)

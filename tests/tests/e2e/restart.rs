@@ -275,3 +275,31 @@ fn a_standby_goes_on_when_the_server_is_killed() {
     );
     survivor.end();
 }
+
+#[test]
+fn a_server_that_does_not_go_on_with_the_clients_keeps_no_command_waiting() {
+    let place = daemon_with(&[("MPSSHIM_STANDBY", "1")]);
+    let mut survivor = Survivor::start(&place);
+    survivor.round();
+    wait_until("a standby is ready", || {
+        place.log("control.log").contains(" stands by")
+    });
+    let old = server(&place).expect("a server");
+    let log = place.log("control.log");
+    let (_, started) = log.split_once("Starting standby ").expect("a standby");
+    let standby: i32 = started
+        .split_once(' ')
+        .and_then(|(pid, _)| pid.parse().ok())
+        .expect("a process id");
+    let signal = |signal| nix::sys::signal::kill(nix::unistd::Pid::from_raw(standby), signal);
+    signal(nix::sys::signal::Signal::SIGSTOP).expect("stopped");
+    let why = restart(&place, &["-t", "0"]).expect_err("it is stopped");
+    let expected = format!(
+        "server {standby} is still restoring the clients of server {old} after 30 s; server.log says how far it is"
+    );
+    assert_eq!(why, expected);
+    signal(nix::sys::signal::Signal::SIGCONT).expect("continued");
+    survivor.round();
+    assert_eq!(server(&place), Some(standby));
+    survivor.end();
+}

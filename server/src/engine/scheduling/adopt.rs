@@ -193,6 +193,8 @@ fn take_over(
     let parts = Parts::take(id, left)?;
     let (mut session, records) = open(shared, id, parts)?;
     let info = session.shared.info.clone();
+    // If it takes long, the last such line names the client.
+    tracing::info!("Restoring client {info}");
     shared.roster.remember(&session.shared);
     shared.roster.tell(EngineEvent::Connected(info));
     session.enter();
