@@ -13,6 +13,8 @@ pub struct Defaults {
     pub limits: Limits,
     /// Memory limits in bytes of devices whose ordinals are not known yet.
     pub by_uuid: Vec<(String, u64)>,
+    /// The default scheduling was set, in the settings or by a command: that of servers that are taken over is ignored.
+    pub scheduling_is_set: bool,
 }
 
 impl Defaults {

@@ -12,7 +12,7 @@ use crate::quarantine::QuarantinePolicy;
 use crate::seqpacket;
 use clap::ValueEnum;
 use mpsshim_model::mode::{Modes, NoModes};
-use mpsshim_model::policy::{MarkKind, Scheduling, TurnPolicy};
+use mpsshim_model::policy::{MarkKind, TurnPolicy};
 use mpsshim_proto::directory;
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -215,7 +215,7 @@ pub const TABLE: &[Setting] = &[
         meaning: "In which order the kernels of clients in proxy mode are served. auto: short work does not wait behind long \
                   work, and clients that have had more than their share come last. fifo: in the order of submission, as under \
                   NVIDIA MPS. The default of the daemon, which `set_scheduling` changes, for all clients or those of a \
-                  user. Read by the daemon.",
+                  user. Not set: that of the servers that the daemon takes over, or auto. Read by the daemon.",
     },
     Setting {
         name: STANDBY,
@@ -405,8 +405,10 @@ impl Settings {
             None => pipe_directory.join(LOGS),
         };
         let (mut defaults, ignored) = Defaults::from_given(&get).map_err(SettingsError::File)?;
-        let scheduling = get(SCHEDULING).map_or(Ok(Scheduling::default()), word)?;
-        defaults.limits.scheduling.default = scheduling;
+        if let Some(scheduling) = get(SCHEDULING) {
+            defaults.limits.scheduling.default = word(scheduling)?;
+            defaults.scheduling_is_set = true;
+        }
         Ok(Settings {
             config: None,
             pipe_directory,
@@ -627,6 +629,7 @@ pub fn markdown() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mpsshim_model::policy::Scheduling;
 
     fn settings(values: &[(&str, &str)], is_root: bool) -> Result<Settings, SettingsError> {
         Settings::from_lookup(
@@ -712,10 +715,18 @@ mod tests {
     fn kernels_are_served_in_one_of_two_orders() {
         let scheduling = |value| {
             let found = settings(&[(SCHEDULING, value)], true);
-            found.map(|found| found.defaults.limits.scheduling.default)
+            found.map(|found| {
+                let Defaults {
+                    limits,
+                    scheduling_is_set,
+                    ..
+                } = found.defaults;
+                (limits.scheduling.default, scheduling_is_set)
+            })
         };
-        assert_eq!(scheduling(""), Ok(Scheduling::Auto));
-        assert_eq!(scheduling("fifo"), Ok(Scheduling::Fifo));
+        assert_eq!(scheduling(""), Ok((Scheduling::Auto, false)));
+        assert_eq!(scheduling("auto"), Ok((Scheduling::Auto, true)));
+        assert_eq!(scheduling("fifo"), Ok((Scheduling::Fifo, true)));
         let error = scheduling("none").expect_err("no scheduling").to_string();
         assert_eq!(error, "MPSSHIM_SCHEDULING=none is not one of auto, fifo");
     }

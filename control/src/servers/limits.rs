@@ -52,6 +52,7 @@ impl Servers {
     /// Sets the scheduling of all users without one of their own, at every server.
     pub fn set_scheduling(&mut self, scheduling: Scheduling) {
         self.defaults.limits.scheduling.default = scheduling;
+        self.defaults.scheduling_is_set = true;
         self.tell_policies();
     }
 
@@ -105,9 +106,9 @@ impl Servers {
         }
     }
 
-    /// Adopts the limits and the scheduling of users set at the previous daemon, except where they have been set since.
-    /// `limits` must come from an introduction that has been checked.
-    pub(super) fn adopt_user_limits(&mut self, limits: &Limits) {
+    /// Adopts the limits of users and the scheduling set at the previous daemon, except where they have been set since.
+    /// `limits` must come from an introduction of this user's server that has been checked.
+    pub(super) fn adopt_policies(&mut self, limits: &Limits, uid: u32) {
         for (uid, devices) in &limits.user_memory {
             for (device, bytes) in devices {
                 let known = &self.defaults.limits.user_memory;
@@ -123,8 +124,18 @@ impl Servers {
                 }
             }
         }
-        let SchedulingPolicy { users, .. } = &limits.scheduling;
-        for (uid, scheduling) in users {
+        let SchedulingPolicy { default, users } = &limits.scheduling;
+        let mut users = users.clone();
+        if !self.defaults.scheduling_is_set {
+            if self.launcher.trusts(uid) {
+                self.defaults.limits.scheduling.default = *default;
+                self.defaults.scheduling_is_set = true;
+            } else if *default != self.defaults.limits.scheduling.default {
+                // Its report is believed for its own user only.
+                users.entry(uid).or_insert(*default);
+            }
+        }
+        for (uid, scheduling) in &users {
             let own = &mut self.defaults.limits.scheduling;
             if !own.users.contains_key(uid)
                 && let Err(why) = own.set_user(*uid, Some(*scheduling))

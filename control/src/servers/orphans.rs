@@ -72,7 +72,7 @@ impl Servers {
         }
         server.quarantined = quarantined;
         self.running.push(server);
-        self.adopt_user_limits(&limits);
+        self.adopt_policies(&limits, uid);
     }
 
     /// Whether this process may serve its user's clients.

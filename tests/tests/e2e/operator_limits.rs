@@ -1,6 +1,6 @@
 //! The commands for devices, limits, priorities and weights: what they print, and what reaches the servers.
 
-use mpsshim_tests::control_daemon::{Client, Done, Place, other_user, wait_until};
+use mpsshim_tests::control_daemon::{Client, Done, Place, as_user, other_user, wait_until};
 use mpsshim_tests::scene::daemon_with;
 use nix::sys::signal::Signal;
 
@@ -279,6 +279,56 @@ fn the_next_daemon_takes_over_the_scheduling_of_users() {
     });
     let taken = format!("auto\n{user} fifo\n");
     wait_until("it has taken the server over", || get() == taken);
+}
+
+/// Kills the daemon and starts the next one, which has `MPSSHIM_SCHEDULING` in its environment; then waits until
+/// `get_scheduling` prints that, for servers that are taken over too.
+fn next_daemon_schedules(place: &mut Place, setting: &str, printed: &str) {
+    let before = place
+        .log("control.log")
+        .matches(" taken over with ")
+        .count();
+    place.signal_daemon(Signal::SIGKILL);
+    place.set_env("MPSSHIM_SCHEDULING", setting);
+    wait_until("another daemon listens", || {
+        place.control(&["-d"]).code == 0
+    });
+    wait_until("it has taken the server over", || {
+        place
+            .log("control.log")
+            .matches(" taken over with ")
+            .count()
+            > before
+    });
+    assert_eq!(place.control(&["get_scheduling"]).out, printed, "{setting}");
+}
+
+#[test]
+fn the_next_daemon_keeps_the_scheduling_of_running_servers_unless_it_is_set() {
+    let mut place = Place::with_daemon_env(&[("MPSSHIM_SCHEDULING", "fifo")]);
+    let (_client, _server) = serve(&place);
+    // An empty variable counts as not set.
+    next_daemon_schedules(&mut place, "", "fifo\n");
+    assert_eq!(last_said(&place, "Scheduling"), "Scheduling set to fifo");
+    next_daemon_schedules(&mut place, "auto", "auto\n");
+    wait_until("the server knows", || {
+        last_said(&place, "Scheduling") == "Scheduling set to auto"
+    });
+    // The same holds for a scheduling set by a command.
+    let done = place.control(&["set_scheduling", "fifo"]);
+    assert_eq!(outcome(&done), (0, ""));
+    next_daemon_schedules(&mut place, "", "fifo\n");
+    assert_eq!(last_said(&place, "Scheduling"), "Scheduling set to fifo");
+}
+
+#[test]
+fn the_server_of_another_user_sets_the_scheduling_of_its_user_only() {
+    let Some(user) = other_user() else { return };
+    let mut place = Place::with_daemon_env(&[("MPSSHIM_SCHEDULING", "fifo")]);
+    let client = as_user(user, || Client::connect(&place));
+    client.welcome().expect("welcome");
+    next_daemon_schedules(&mut place, "", &format!("auto\n{user} fifo\n"));
+    next_daemon_schedules(&mut place, "fifo", &format!("fifo\n{user} fifo\n"));
 }
 
 #[test]
