@@ -49,11 +49,6 @@ impl Listing {
     }
 
     fn csv(&self) -> String {
-        let field = |value: &Value| match value {
-            Value::Null => String::new(),
-            Value::String(text) => text.clone(),
-            other => other.to_string(),
-        };
         let mut writer = csv::Writer::from_writer(Vec::new());
         // Writing to memory cannot fail, and all rows are as long as the header.
         let mut written = writer.write_record(self.columns);
@@ -75,6 +70,23 @@ impl Listing {
             columns,
             rows,
         }
+    }
+}
+
+/// A field of a csv row. Lists of clients and times become `1:2.5 3:4`, process ids and milliseconds.
+fn field(value: &Value) -> String {
+    let joined = |values: &mut dyn Iterator<Item = &Value>, by: &str| {
+        values.map(field).collect::<Vec<_>>().join(by)
+    };
+    match value {
+        Value::Null => String::new(),
+        Value::String(text) => text.clone(),
+        Value::Array(all) => joined(&mut all.iter(), " "),
+        Value::Object(fields) => {
+            let named = ["pid", "ms"].iter().filter_map(|name| fields.get(*name));
+            joined(&mut named.into_iter(), ":")
+        }
+        other => other.to_string(),
     }
 }
 
@@ -251,6 +263,23 @@ fn level(usage: Option<&Usage>) -> [Value; 2] {
     ]
 }
 
+/// The milliseconds that a client waited for its devices, estimated, and for which clients; each `null` where it does not
+/// apply or the server does not report it.
+fn device_waits(usage: Option<&Usage>) -> [Value; 2] {
+    let waits = usage.and_then(|usage| usage.device_waits.as_ref());
+    // Estimates: microseconds are exact enough.
+    let milliseconds = |nanoseconds: u64| (nanoseconds / 1000) as f64 / 1e3;
+    let awaited = waits.map(|waits| {
+        let all = waits.awaited.iter();
+        let entry = |(pid, time): &(i32, u64)| json!({"pid": pid, "ms": milliseconds(*time)});
+        all.map(entry).collect::<Vec<Value>>()
+    });
+    [
+        json!(waits.map(|waits| milliseconds(waits.waited_ns))),
+        json!(awaited),
+    ]
+}
+
 /// Whether a client's session survives an unexpected end of its server, and the reasons if not; each `null` where it
 /// does not apply or the server does not report it.
 fn bonds(usage: Option<&Usage>) -> [Value; 2] {
@@ -378,6 +407,7 @@ pub fn processes<'a>(
                 row.extend(activity(usage));
                 row.extend(gate(usage));
                 row.extend(level(usage));
+                row.extend(device_waits(usage));
                 row.extend(bonds(usage));
                 row.push(is_apart(server));
                 rows.push(row);
@@ -424,6 +454,8 @@ pub fn processes<'a>(
             "device_context",
             "level",
             "device_share_percentage",
+            "device_wait_ms",
+            "device_waited_for",
             "portable",
             "bound_by",
             "quarantined",
@@ -677,6 +709,24 @@ mod tests {
             listing.print(Format::Table),
             "Default\nDevice Ordinal,PCI IDs,UUID,Name,Attributes\n\
              0,0000:00.06.00,GPU-eec5798d-7946-0e14-f51f-ded3e76748d0,NVIDIA H200,N/A\n"
+        );
+    }
+
+    #[test]
+    fn lists_within_a_row_are_compact_in_csv() {
+        let waited_for = json!([{"pid": 12, "ms": 3.5}, {"pid": 7, "ms": 1.0}]);
+        let listing = Listing {
+            table: String::new(),
+            columns: &["pid", "device_waited_for"],
+            rows: vec![
+                vec![json!(1), waited_for],
+                vec![json!(2), json!([])],
+                vec![json!(3), Value::Null],
+            ],
+        };
+        assert_eq!(
+            listing.print(Format::Csv),
+            "pid,device_waited_for\n1,12:3.5 7:1.0\n2,\n3,\n"
         );
     }
 

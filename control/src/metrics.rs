@@ -264,6 +264,13 @@ const OF_CLIENT: &[Metric] = &[
         "Part of a device that the client has had in the last second, estimated, in proxy mode",
     ),
     metric(
+        C,
+        "client_device_wait",
+        SECONDS,
+        ("device_wait_ms", 1e3),
+        "Time for which kernels got less of the device than they could fill, estimated, in proxy mode",
+    ),
+    metric(
         G,
         "client_portable",
         None,
@@ -573,7 +580,7 @@ mod tests {
                    "user": "root", "device": device, "uuid": format!("GPU-{device}"), "memory": memory,
                    "memory_limit": null, "launches": 5, "held_ms": 1500.0, "turns": null,
                    "active_thread_percentage": 50.0, "gate_ms": 250.0, "device_context": id, "portable": 2 - id,
-                   "level": id - 1, "device_share_percentage": (id == 2).then_some(25.0)})
+                   "device_wait_ms": (id == 2).then_some(500.0), "level": id - 1, "device_share_percentage": (id == 2).then_some(25.0)})
         };
         Lists {
             clients: json!([client(1, 0, 7), client(1, 1, 0), client(2, 0, 1)]),
@@ -647,6 +654,8 @@ mod tests {
         assert_eq!(line("mpsshim_client_level", &first), "0.0");
         assert_eq!(line("mpsshim_client_level", &second), "1.0");
         assert_eq!(line("mpsshim_client_device_share_ratio", &second), "0.25");
+        let waited = line("mpsshim_client_device_wait_seconds_total", &second);
+        assert_eq!(waited, "0.5");
         assert_eq!(line("mpsshim_client_portable", &first), "1.0");
         assert_eq!(line("mpsshim_client_portable", &second), "0.0");
         assert_eq!(line("mpsshim_client_device_context", &first), "1.0");

@@ -67,6 +67,8 @@ pub enum Sort {
     Wait,
     /// Share of time spent waiting at the gate
     Gate,
+    /// Share of time in which kernels waited for the device
+    Dwait,
     /// Process id, lowest first
     Pid,
 }
@@ -98,6 +100,9 @@ pub struct Client {
     level: Option<u32>,
     /// Part of the device that it has had lately, estimated.
     device_share_percentage: Option<f64>,
+    /// Time that its kernels waited for the device, and for which clients, estimated.
+    device_wait_ms: Option<f64>,
+    device_waited_for: Option<Vec<Awaited>>,
     /// Since the previous sample, like all fields below; `None` for a client that has just connected.
     #[serde(default)]
     launches_per_second: Option<f64>,
@@ -108,6 +113,33 @@ pub struct Client {
     waited_percentage: Option<f64>,
     #[serde(default)]
     gate_percentage: Option<f64>,
+    #[serde(default)]
+    device_wait_percentage: Option<f64>,
+    /// Process ids of the clients that had the device meanwhile, longest first.
+    #[serde(default)]
+    device_waits_for: Option<Vec<i32>>,
+}
+
+/// For how long a client has waited for another one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Awaited {
+    pid: i32,
+    ms: f64,
+}
+
+/// The clients for which the time has grown, most first.
+fn grown(now: &[Awaited], then: &[Awaited]) -> Vec<i32> {
+    let before = |pid: i32| {
+        let known = then.iter().find(|known| known.pid == pid);
+        known.map_or(0.0, |known| known.ms)
+    };
+    let mut all: Vec<(i32, f64)> = now
+        .iter()
+        .map(|one| (one.pid, one.ms - before(one.pid)))
+        .filter(|(_, time)| *time > 0.0)
+        .collect();
+    all.sort_by(|a, b| b.1.total_cmp(&a.1));
+    all.into_iter().map(|(pid, _)| pid).collect()
 }
 
 /// One sample.
@@ -156,6 +188,10 @@ impl Look {
             client.held_percentage = share(client.held_ms, old.held_ms);
             client.waited_percentage = share(client.waited_ms, old.waited_ms);
             client.gate_percentage = share(client.gate_ms, old.gate_ms);
+            client.device_wait_percentage = share(client.device_wait_ms, old.device_wait_ms);
+            let awaited = client.device_waited_for.as_ref();
+            let awaited = awaited.zip(old.device_waited_for.as_ref());
+            client.device_waits_for = awaited.map(|(now, then)| grown(now, then));
             client.launches_per_second = client
                 .launches
                 .zip(old.launches)
@@ -171,6 +207,7 @@ impl Look {
             Sort::Queue => client.queued.map(|queued| queued as f64),
             Sort::Wait => client.waited_percentage,
             Sort::Gate => client.gate_percentage,
+            Sort::Dwait => client.device_wait_percentage,
             Sort::Pid => Some(-f64::from(client.pid)),
         };
         // The sort is stable: clients with equal values stay in order of arrival. Unknown values come last.
@@ -265,11 +302,22 @@ mod tests {
 
     #[test]
     fn rates_are_of_the_time_between() {
-        let before = look(vec![client(1, 0.0, 100), client(2, 50.0, 0)]);
+        let mut before = look(vec![client(1, 0.0, 100), client(2, 50.0, 0)]);
         let new = client(3, 9.0, 9);
         let mut now = look(vec![client(1, 500.0, 1100), client(2, 50.0, 4), new]);
         now.clients[1].gate_ms = Some(1500.0);
+        let awaited = |all: &[(i32, f64)]| {
+            let one = |(pid, ms): &(i32, f64)| Awaited { pid: *pid, ms: *ms };
+            Some(all.iter().map(one).collect())
+        };
+        let (first, old) = (&mut now.clients[0], &mut before.clients[0]);
+        (first.device_wait_ms, old.device_wait_ms) = (Some(600.0), Some(100.0));
+        first.device_waited_for = awaited(&[(4, 300.0), (2, 250.0), (5, 50.0)]);
+        old.device_waited_for = awaited(&[(4, 200.0), (5, 50.0)]);
         now.compare(&before);
+        assert_eq!(now.clients[0].device_wait_percentage, Some(25.0));
+        assert_eq!(now.clients[0].device_waits_for, Some(vec![2, 4]));
+        assert_eq!(now.clients[1].device_waits_for, None);
         let rates: Vec<_> = now
             .clients
             .iter()
@@ -291,6 +339,7 @@ mod tests {
         assert_eq!(order(&mut now, Sort::Gpu, false), [1, 2, 3]);
         assert_eq!(order(&mut now, Sort::Pid, true), [3, 2, 1]);
         assert_eq!(order(&mut now, Sort::Launches, false), [1, 2, 3]);
+        assert_eq!(order(&mut now, Sort::Dwait, false), [1, 2, 3]);
         assert_eq!(order(&mut now, Sort::Gate, false), [2, 1, 3]);
         assert_eq!(now.clients[0].gate_percentage, Some(75.0));
     }

@@ -238,6 +238,9 @@ pub struct Usage {
     /// Its level, in proxy mode.
     #[serde(default)]
     pub level: Option<LevelUsage>,
+    /// Its waits for its devices, in proxy mode; `None` if they are not estimated.
+    #[serde(default)]
+    pub device_waits: Option<DeviceWaits>,
     /// Its waits at the gate, and its context, in proxy mode.
     #[serde(default)]
     pub gate: Option<GateUsage>,
@@ -282,6 +285,20 @@ pub struct LevelUsage {
     /// Part of a device that it has had in the last second, estimated, in thousandths: the greatest over the devices that
     /// it uses. `None` if that is not estimated.
     pub thousandths: Option<u32>,
+}
+
+/// Maximum number of clients named for waits for the device.
+pub const MOST_AWAITED: usize = 8;
+
+/// Times for which kernels of a client in proxy mode got less of their device than they could fill, estimated. The sum over
+/// its devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceWaits {
+    /// Nanoseconds that it has waited.
+    pub waited_ns: u64,
+    /// Process ids of the clients that had the device meanwhile, and nanoseconds that it waited for each: the longest, at
+    /// most [`MOST_AWAITED`], longest first. Some may have ended.
+    pub awaited: Vec<(i32, u64)>,
 }
 
 /// Maximum number of clients named for a wait at the gate.

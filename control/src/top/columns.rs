@@ -53,10 +53,18 @@ const COLUMNS: &[Column] = &[
     column("SHARE%", 6, 116, |client| {
         tenths(client.device_share_percentage)
     }),
-    column("HELD", 7, 132, |client| time(client.held_ms)),
-    column("WAITED", 7, 132, |client| time(client.waited_ms)),
-    column("GATED", 7, 156, |client| time(client.gate_ms)),
-    column("BLOCKERS", 15, 156, |client| {
+    column("DWAIT%", 6, 123, |client| {
+        tenths(client.device_wait_percentage)
+    }),
+    column("HELD", 7, 139, |client| time(client.held_ms)),
+    column("WAITED", 7, 139, |client| time(client.waited_ms)),
+    column("AWAITS", 15, 155, |client| {
+        let pids = client.device_waits_for.iter().flatten();
+        let text = pids.map(i32::to_string).collect::<Vec<_>>().join(",");
+        known(Some(text).filter(|text| !text.is_empty()))
+    }),
+    column("GATED", 7, 179, |client| time(client.gate_ms)),
+    column("BLOCKERS", 15, 179, |client| {
         let blockers = client.gate_blockers.as_ref();
         known(
             blockers
@@ -262,6 +270,24 @@ mod tests {
     }
 
     #[test]
+    fn clients_that_had_the_device_are_named() {
+        let cells = |device_wait_percentage, pids: Option<Vec<i32>>| {
+            let client = Client {
+                device_wait_percentage,
+                device_waits_for: pids,
+                ..Client::default()
+            };
+            ["DWAIT%", "AWAITS"].map(|head| {
+                let column = COLUMNS.iter().find(|column| column.head == head);
+                (column.expect("a column").text)(&client)
+            })
+        };
+        assert_eq!(cells(Some(50.0), Some(vec![7, 8])), ["50.0", "7,8"]);
+        assert_eq!(cells(Some(0.0), Some(vec![])), ["0.0", "-"]);
+        assert_eq!(cells(None, None), ["-", "-"]);
+    }
+
+    #[test]
     fn a_narrow_table_has_fewer_columns() {
         let look = Look {
             time: "12:00:00".into(),
@@ -287,8 +313,10 @@ mod tests {
             (105, "CTX"),
             (109, "LVL"),
             (116, "SHARE%"),
-            (132, "WAITED"),
-            (156, "BLOCKERS"),
+            (123, "DWAIT%"),
+            (139, "WAITED"),
+            (155, "AWAITS"),
+            (179, "BLOCKERS"),
         ] {
             assert!(shown(width, head) && !shown(width - 1, head), "{head}");
         }

@@ -23,6 +23,7 @@ const HELP: &[&str] = &[
     "u    sort by QUEUE: operations not yet completed, and deferred ones",
     "w    sort by WAIT%: time waiting for dispatch, in direct mode for a turn",
     "a    sort by GATE%: time waiting at the gate until nothing was in flight",
+    "d    sort by DWAIT%: time in which kernels waited for the device, estimated",
     "p    sort by process id",
     "r    reverse the order",
     "up, down, page up, page down   scroll",
@@ -30,6 +31,7 @@ const HELP: &[&str] = &[
     "",
     "THR% is the active-thread percentage; HELD, WAITED and GATED are totals so far.",
     "CTX: the context in use, usually 1, beside long kernels 2 to 4.",
+    "AWAITS: the clients that had the device meanwhile, longest first.",
     "BLOCKERS: the clients whose long kernels a call waits for.",
 ];
 
@@ -71,6 +73,7 @@ impl View {
             KeyCode::Char('u') => sort(Sort::Queue),
             KeyCode::Char('w') => sort(Sort::Wait),
             KeyCode::Char('a') => sort(Sort::Gate),
+            KeyCode::Char('d') => sort(Sort::Dwait),
             KeyCode::Char('p') => sort(Sort::Pid),
             KeyCode::Char('r') => self.reversed = !self.reversed,
             KeyCode::Up => self.first_row = self.first_row.saturating_sub(1),

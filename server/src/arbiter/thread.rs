@@ -467,6 +467,7 @@ impl Arbiting {
                 launches,
                 activity: None,
                 level: None,
+                device_waits: None,
                 gate: None,
                 bonds: None,
             }

@@ -6,7 +6,8 @@ use mpsshim_control::closers::Stranger;
 use mpsshim_control::seqpacket;
 use mpsshim_control::takeover::{MAGIC_SERVER, Verdict};
 use mpsshim_model::limits::{
-    Activity, GateUsage, LevelUsage, MOST_BLOCKERS, Percentage, TurnUsage,
+    Activity, DeviceWaits, GateUsage, LevelUsage, MOST_AWAITED, MOST_BLOCKERS, Percentage,
+    TurnUsage,
 };
 use mpsshim_model::mode::Mode;
 use parking_lot::Mutex;
@@ -80,6 +81,10 @@ impl Host for Fake {
             level: Some(LevelUsage {
                 level: u32::MAX,
                 thousandths: Some(u32::MAX),
+            }),
+            device_waits: Some(DeviceWaits {
+                waited_ns: u64::MAX,
+                awaited: vec![(i32::MIN, u64::MAX); MOST_AWAITED],
             }),
             gate: Some(GateUsage {
                 waited_ns: u64::MAX,

@@ -86,6 +86,7 @@ impl Host for Fake {
             launches: 0,
             activity: None,
             level: None,
+            device_waits: None,
             gate: None,
             bonds: None,
         };

@@ -255,9 +255,20 @@ fn levels_are_given_unless_the_order_is_that_of_submission() {
             let fits = |row: &HashMap<String, String>| {
                 let ranked = ["1", "2", "3"].contains(&row["level"].as_str());
                 let share = row["device_share_percentage"].parse::<f64>();
+                let waited = row["device_wait_ms"].parse::<f64>();
+                let estimated = waited.is_ok_and(|waited| waited >= 0.0);
                 match by_levels {
-                    true => ranked && share.is_ok_and(|share| (0.0..=100.0).contains(&share)),
-                    false => row["level"] == "0" && row["device_share_percentage"].is_empty(),
+                    true => {
+                        ranked
+                            && estimated
+                            && share.is_ok_and(|share| (0.0..=100.0).contains(&share))
+                    }
+                    false => {
+                        row["level"] == "0"
+                            && row["device_share_percentage"].is_empty()
+                            && row["device_wait_ms"].is_empty()
+                            && row["device_waited_for"].is_empty()
+                    }
                 }
             };
             rows.len() == 2 && rows.iter().all(fits)

@@ -12,8 +12,8 @@ mod session;
 
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side::Side;
-use crate::engine::objects::levels::{Level, Levels};
-use mpsshim_model::limits::{DEFAULT_WEIGHT, LevelUsage};
+use crate::engine::objects::levels::{Level, Levels, Total};
+use mpsshim_model::limits::{DEFAULT_WEIGHT, DeviceWaits, LevelUsage};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -68,6 +68,8 @@ pub struct Standing {
     goes_to: AtomicU8,
     /// It has a context apart from the other clients, because its blocks take long.
     apart: AtomicBool,
+    /// For how long it has waited for its devices.
+    waited: Mutex<Total>,
 }
 
 /// A client's level on a device, and its demand.
@@ -76,8 +78,10 @@ struct OnDevice {
     level: AtomicU8,
     /// Time of the whole device that its kernels in flight could have filled, in nanoseconds.
     wanted: AtomicU64,
-    /// `wanted` at the latest assignment of levels.
-    counted: AtomicU64,
+    /// Time for which it had kernels in flight, in nanoseconds.
+    in_flight: AtomicU64,
+    /// `wanted` and `in_flight` at the latest assignment of levels.
+    counted: (AtomicU64, AtomicU64),
     /// Whether kernels have ended since then.
     moved: AtomicBool,
     /// Whether a kernel that is known to take long is in flight.
@@ -100,6 +104,7 @@ impl Default for Standing {
             devices: Default::default(),
             goes_to: AtomicU8::new(0),
             apart: AtomicBool::new(false),
+            waited: Mutex::default(),
         }
     }
 }
@@ -126,14 +131,18 @@ impl Standing {
         }
     }
 
-    /// Adds time for which its kernels in flight could have filled a device. Called by the thread that serves the
-    /// session.
-    pub fn add_wanted(&self, device: usize, time: Duration) {
+    /// Adds time for which its kernels in flight could have filled a device, and for which there were some. Called by the
+    /// thread that serves the session.
+    pub fn add_wanted(&self, device: usize, wanted: Duration, in_flight: Duration) {
         let Some(one) = self.devices.get(device) else {
             return;
         };
-        let wanted = one.wanted.load(Ordering::Relaxed) + time.as_nanos() as u64;
-        one.wanted.store(wanted, Ordering::Relaxed);
+        let add = |to: &AtomicU64, time: Duration| {
+            let sum = to.load(Ordering::Relaxed) + time.as_nanos() as u64;
+            to.store(sum, Ordering::Relaxed);
+        };
+        add(&one.wanted, wanted);
+        add(&one.in_flight, in_flight);
     }
 
     /// Notes whether kernels have ended on a device since the latest call, and whether a long one is in flight.
@@ -210,15 +219,25 @@ impl Standing {
         self.apart.store(apart, Ordering::Relaxed);
     }
 
-    /// Returns the time for which its kernels in flight could have filled a device since the previous call. Called by one
-    /// thread at a time.
-    fn take_wanted(&self, device: usize) -> Duration {
+    /// Returns the time for which its kernels in flight could have filled a device since the previous call, and for which
+    /// there were some. Called by one thread at a time.
+    fn take_wanted(&self, device: usize) -> (Duration, Duration) {
         let Some(one) = self.devices.get(device) else {
-            return Duration::ZERO;
+            return (Duration::ZERO, Duration::ZERO);
         };
-        let wanted = one.wanted.load(Ordering::Relaxed);
-        let counted = one.counted.swap(wanted, Ordering::Relaxed);
-        Duration::from_nanos(wanted.saturating_sub(counted))
+        let take = |from: &AtomicU64, counted: &AtomicU64| {
+            let now = from.load(Ordering::Relaxed);
+            let counted = counted.swap(now, Ordering::Relaxed);
+            Duration::from_nanos(now.saturating_sub(counted))
+        };
+        let (wanted, in_flight) = &one.counted;
+        (take(&one.wanted, wanted), take(&one.in_flight, in_flight))
+    }
+
+    /// Its waits for its devices; `None` if they are not estimated, since its kernels are served in the order of
+    /// submission.
+    pub fn device_waits(&self, level: &LevelUsage) -> Option<DeviceWaits> {
+        level.thousandths.map(|_| self.waited.lock().usage())
     }
 
     /// Part of a device that it has had lately, in thousandths. `None`: that is not counted, since its kernels are served
@@ -378,7 +397,8 @@ mod tests {
         assert_eq!(shown(&[]), (1, Some(500)));
         assert_eq!(shown(&[1]), (3, Some(250)));
         assert_eq!(shown(&[0, 1]), (3, Some(500)));
-        client.add_wanted(0, Duration::from_millis(1));
+        let time = Duration::from_millis(1);
+        client.add_wanted(0, time, time);
         assert_eq!(shown(&[1]), (3, Some(500)));
         client.set_had(0, None);
         assert_eq!(shown(&[]), (1, None));

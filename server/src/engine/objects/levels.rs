@@ -17,6 +17,9 @@
 //! level: when its turn comes, the others have the last level too, where its kernels were submitted before theirs.
 
 mod session;
+mod waits;
+
+pub use waits::{Total, Waited};
 
 use crate::engine::objects::fairness::{GREATEST, LEAST};
 use std::collections::HashMap;
@@ -126,6 +129,8 @@ pub struct Claim {
     pub normal: bool,
     /// Time of the whole device that its kernels in flight could have filled since the last assignment.
     pub wanted: Duration,
+    /// Time for which it had kernels in flight since then.
+    pub in_flight: Duration,
     /// Whether any of its kernels has ended since then.
     pub moved: bool,
     /// Whether a kernel that is known to take long is in flight.
@@ -159,12 +164,14 @@ impl Use {
 }
 
 /// The level that a client has been given.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Given {
     /// Its level.
     pub level: Level,
     /// Part of the device that it has had, on average over the last second.
     pub had: f32,
+    /// For how long it has waited since the last assignment.
+    pub waited: Waited,
 }
 
 /// The clients of a device.
@@ -172,10 +179,10 @@ pub struct Given {
 pub struct Levels(HashMap<u64, Use>);
 
 impl Levels {
-    /// Assigns levels after the time `over` since the last assignment, in the order of `claims`. Clients that are not named
+    /// Assigns levels after the time `time` since the last assignment, in the order of `claims`. Clients that are not named
     /// are forgotten. `classes`: there are clients below normal priority.
-    pub fn assign(&mut self, over: Duration, claims: &[Claim], classes: bool) -> Vec<Given> {
-        let over = over.as_secs_f32().max(1e-6);
+    pub fn assign(&mut self, time: Duration, claims: &[Claim], classes: bool) -> Vec<Given> {
+        let over = time.as_secs_f32().max(1e-6);
         let mut all: Vec<(Claim, Use)> = claims
             .iter()
             .map(|claim| (*claim, self.known(claim)))
@@ -193,6 +200,7 @@ impl Levels {
         }
         rank(&mut all);
         let got = serve(&all);
+        let waits = waits::waits(&all, &got, time);
         let lasting = 1.0 - (-over).exp();
         let average = average_weight(&all);
         for ((claim, one), got) in all.iter_mut().zip(got) {
@@ -207,9 +215,10 @@ impl Levels {
             .iter()
             .map(|(claim, one)| (claim.session, *one))
             .collect();
-        let given = all.iter().map(|(claim, one)| Given {
+        let given = all.iter().zip(waits).map(|((claim, one), waited)| Given {
             level: in_class(one.level, claim.normal, classes),
             had: one.had,
+            waited,
         });
         given.collect()
     }
@@ -321,17 +330,31 @@ fn give_turn(all: &mut [(Claim, Use)]) {
 /// Estimates the use of each client: the levels are served one after the other, the clients of one level in proportion to
 /// their demands. A client without long kernels, none of whose kernels has ended, is waiting for blocks of others.
 fn serve(all: &[(Claim, Use)]) -> Vec<f32> {
+    let mut got = vec![0.0; all.len()];
+    share_out(all, 1.0, &mut got, moves);
+    got
+}
+
+/// Whether kernels of a client have ended, or may take longer than the interval.
+fn moves((claim, one): &(Claim, Use)) -> bool {
+    claim.moved || one.long > 0.0
+}
+
+/// Divides a part of the device among some of the clients.
+fn share_out(
+    all: &[(Claim, Use)],
+    mut left: f32,
+    got: &mut [f32],
+    takes: impl Fn(&(Claim, Use)) -> bool,
+) {
     let level = |(claim, one): &(Claim, Use)| match claim.normal {
         true => one.level,
         false => Level::Below,
     };
-    let moves = |(claim, one): &(Claim, Use)| claim.moved || one.long > 0.0;
-    let mut left = 1.0f32;
-    let mut got = vec![0.0; all.len()];
     for served in [Level::First, Level::Middle, Level::Last, Level::Below] {
         let clients = || {
             let all = all.iter().enumerate();
-            all.filter(|(_, client)| level(client) == served && moves(client))
+            all.filter(|(_, client)| level(client) == served && takes(client))
         };
         let wanted: f32 = clients().map(|(_, (_, one))| one.wants).sum();
         let part = if wanted > left { left / wanted } else { 1.0 };
@@ -340,7 +363,6 @@ fn serve(all: &[(Claim, Use)]) -> Vec<f32> {
         }
         left = (left - wanted).max(0.0);
     }
-    got
 }
 
 /// Counts from the client with the least use.
@@ -356,6 +378,7 @@ fn catch_up(all: &mut [(Claim, Use)]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mpsshim_model::limits::DeviceWaits;
 
     /// The kernels of a client of [`Device`].
     #[derive(Clone, Copy)]
@@ -368,6 +391,10 @@ mod tests {
         depth: usize,
         weight: u32,
         normal: bool,
+        /// Pause before each kernel, in units of 0.1 ms.
+        pause: u32,
+        /// Part of the device that a wave can fill.
+        fill: f32,
     }
 
     const FLOOD: Work = Work {
@@ -376,6 +403,8 @@ mod tests {
         depth: 1,
         weight: 100,
         normal: true,
+        pause: 0,
+        fill: 1.0,
     };
     const SHORT: Work = Work {
         block: 1,
@@ -401,6 +430,10 @@ mod tests {
         runs: Option<(usize, u32)>,
         ran: Vec<u32>,
         moved: Vec<bool>,
+        /// For how long each client has had nothing in flight, and for how long it had since the last assignment.
+        idle: Vec<u32>,
+        in_flight: Vec<u32>,
+        waited: Vec<Total>,
     }
 
     impl Device {
@@ -413,6 +446,9 @@ mod tests {
                 runs: None,
                 ran: vec![0; clients.len()],
                 moved: vec![false; clients.len()],
+                idle: vec![0; clients.len()],
+                in_flight: vec![0; clients.len()],
+                waited: clients.iter().map(|_| Total::default()).collect(),
             }
         }
 
@@ -420,6 +456,11 @@ mod tests {
         fn step(&mut self) {
             for (client, work) in self.clients.iter().enumerate() {
                 let queued = self.queue.iter().filter(|one| one.client == client).count();
+                self.idle[client] = if queued > 0 { 0 } else { self.idle[client] + 1 };
+                if queued == 0 && self.idle[client] <= work.pause {
+                    continue;
+                }
+                self.in_flight[client] += u32::from(work.depth > 0);
                 for _ in queued..work.depth {
                     self.queue.push(Kernel {
                         client,
@@ -462,7 +503,11 @@ mod tests {
                 let claims: Vec<Claim> = self.claims();
                 let given = self.levels.assign(INTERVAL, &claims, false);
                 self.given = given.iter().map(|given| given.level).collect();
+                for (total, given) in self.waited.iter_mut().zip(&given) {
+                    total.add(&given.waited, |client| client as i32);
+                }
                 self.moved.fill(false);
+                self.in_flight.fill(0);
             }
             let all = (assignments * 20) as f32;
             self.ran.iter().map(|ran| *ran as f32 / all).collect()
@@ -473,7 +518,8 @@ mod tests {
                 session: client as u64,
                 weight: work.weight,
                 normal: work.normal,
-                wanted: INTERVAL * u32::from(work.depth > 0),
+                wanted: (INTERVAL * self.in_flight[client] / 20).mul_f32(work.fill),
+                in_flight: INTERVAL * self.in_flight[client] / 20,
                 moved: self.moved[client],
                 long: work.block * work.waves > 50,
             };
@@ -488,6 +534,7 @@ mod tests {
             weight: 100,
             normal: true,
             wanted: INTERVAL.mul_f32(part),
+            in_flight: INTERVAL,
             moved: true,
             long: false,
         }
@@ -615,6 +662,71 @@ mod tests {
         let parts = device.run(2000);
         // Some had a turn more than others.
         assert!(parts.iter().all(|part| *part > 0.5 / 200.0), "{parts:?}");
+    }
+
+    /// Parts of the time that each client waited during the second half of a run: in all, and for each of the clients.
+    fn waited(clients: &[Work]) -> Vec<(f64, Vec<f64>)> {
+        let mut device = Device::new(clients);
+        device.run(1000);
+        let before: Vec<_> = device.waited.iter().map(Total::usage).collect();
+        device.run(2000);
+        let all = (INTERVAL * 2000).as_nanos() as f64;
+        let waited = device.waited.iter().zip(before).map(|(total, before)| {
+            let now = total.usage();
+            let of = |waits: &DeviceWaits, client: i32| {
+                let found = waits.awaited.iter().find(|(pid, _)| *pid == client);
+                found.map_or(0, |(_, time)| *time)
+            };
+            let of = |client| (of(&now, client) - of(&before, client)) as f64 / all;
+            let parts = (0..clients.len() as i32).map(of).collect();
+            ((now.waited_ns - before.waited_ns) as f64 / all, parts)
+        });
+        waited.collect()
+    }
+
+    #[test]
+    fn equal_floods_wait_for_each_other_half_of_the_time() {
+        let of_3_ms = Work { waves: 3, ..FLOOD };
+        for work in [SHORT, FLOOD, of_3_ms] {
+            for (client, (time, awaited)) in waited(&[work; 2]).into_iter().enumerate() {
+                assert!((0.4..0.6).contains(&time), "{time}");
+                let other = awaited[1 - client];
+                assert!((other - time).abs() < 1e-3 && awaited[client] == 0.0);
+            }
+        }
+        for (client, (time, awaited)) in waited(&[SHORT; 4]).into_iter().enumerate() {
+            assert!((0.65..0.85).contains(&time), "{time}");
+            let others = (0..4).filter(|other| *other != client);
+            for other in others {
+                assert!((0.15..0.35).contains(&awaited[other]), "{awaited:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_modest_client_waits_little_and_a_flood_waits_for_its_part() {
+        let modest = Work {
+            depth: 1,
+            pause: 15,
+            fill: 0.2,
+            ..SHORT
+        };
+        let flood = Work { block: 5, ..FLOOD };
+        let found = waited(&[modest, flood]);
+        assert!(found[0].0 < 0.1, "{found:?}");
+        assert!(found[1].0 < 0.3, "{found:?}");
+    }
+
+    #[test]
+    fn a_client_that_is_alone_does_not_wait() {
+        for (block, waves) in [(1, 1), (10, 3), (10, 40), (100, 4)] {
+            let work = Work {
+                block,
+                waves,
+                ..FLOOD
+            };
+            assert_eq!(waited(&[work])[0].0, 0.0, "{block} {waves}");
+        }
     }
 
     #[test]

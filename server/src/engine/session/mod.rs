@@ -138,6 +138,7 @@ impl SessionShared {
             turns: None,
             launches,
             activity: Some(activity),
+            device_waits: self.standing.device_waits(&level),
             level: Some(level),
             gate: Some(self.waits.usage(self.side())),
             bonds: Some(self.description.bonds()),

@@ -41,7 +41,8 @@ impl Session {
             for (device, (before, after)) in last.fills.iter().zip(&sample.fills).enumerate() {
                 if before + after > 0.0 {
                     let time = between.mul_f32((before + after) / 2.0);
-                    self.shared.standing.add_wanted(device, time);
+                    let in_flight = Sample::charge(between, *before > 0.0, *after > 0.0);
+                    self.shared.standing.add_wanted(device, time, in_flight);
                 }
             }
         }

@@ -51,6 +51,10 @@ impl Shared {
                 };
                 session.standing.set_level(device, level);
                 session.standing.set_had(device, Some(given.had));
+                if !given.waited.time.is_zero() {
+                    let pid = |client: usize| ranked[client].info.pid;
+                    session.standing.waited.lock().add(&given.waited, pid);
+                }
             }
         }
         self.separate(&mut assigned, &ranked, now);
@@ -160,11 +164,13 @@ impl Shared {
 impl SessionShared {
     /// Returns its demand since the previous call.
     fn claim(&self, device: usize) -> Claim {
+        let (wanted, in_flight) = self.standing.take_wanted(device);
         Claim {
             session: self.info.session,
             weight: self.standing.weight(),
             normal: self.terms.priority == 0,
-            wanted: self.standing.take_wanted(device),
+            wanted,
+            in_flight,
             moved: self.standing.take_moved(device),
             long: self.standing.runs_long(device),
         }
