@@ -400,6 +400,23 @@ impl Client {
         }
     }
 
+    /// Kernels that could fill softgpu's device, so that some are always in flight.
+    fn flood(&self) -> Status {
+        say("busy");
+        let (mut out, mut seed, mut rounds) = (self.memory, 1u32, 500u32);
+        loop {
+            for _ in 0..64 {
+                let params = &mut [
+                    (&raw mut out).cast(),
+                    (&raw mut seed).cast(),
+                    (&raw mut rounds).cast(),
+                ];
+                self.launch_blocks(4 * WORDS / 32, 32, self.fill, params)?;
+            }
+            self.synchronize()?;
+        }
+    }
+
     /// One call after a line on standard input.
     fn idle(&self) -> Status {
         say("ready");
@@ -779,6 +796,7 @@ fn run(what: &str, rounds: u32) -> Status {
     match what {
         "work" => client.work(rounds),
         "launch" => client.launch_on_and_on(),
+        "flood" => client.flood(),
         "idle" => client.idle(),
         "managed" => client.managed(),
         "heap" => client.heap((rounds != u32::MAX).then_some(rounds)),

@@ -287,6 +287,53 @@ fn levels_are_given_unless_the_order_is_that_of_submission() {
 }
 
 #[test]
+fn the_clients_that_had_the_device_are_told() {
+    let place = daemon();
+    let flood = || Running::start_until(&mut client(&place, &["flood"]), "busy");
+    let both = [flood(), flood()];
+    let pids = [&both[0], &both[1]].map(|one| one.pid().to_string());
+    wait_until("each has waited for the other", || {
+        let rows = place.ps();
+        let waited = |pid: &String, other: &String| {
+            let row = rows.iter().find(|row| row["pid"] == *pid)?;
+            let time: f64 = row["device_wait_ms"].parse().ok()?;
+            let of_other = row["device_waited_for"].strip_prefix(other)?;
+            let of_other: f64 = of_other.strip_prefix(':')?.parse().ok()?;
+            // There are no other clients. Both numbers are cut to microseconds.
+            assert!((time - of_other).abs() < 1.0, "{row:?}");
+            Some(time)
+        };
+        let times = [(0, 1), (1, 0)].map(|(one, other)| waited(&pids[one], &pids[other]));
+        times.iter().all(|time| *time > Some(100.0))
+    });
+    let done = place.control(&["--format", "json", "ps", "-p", &pids[0]]);
+    let rows: serde_json::Value = serde_json::from_str(&done.out).expect("JSON");
+    let awaited = &rows[0]["device_waited_for"][0];
+    assert_eq!(awaited["pid"].to_string(), pids[1], "{rows}");
+    assert!(awaited["ms"].as_f64() > Some(100.0), "{rows}");
+    let top = place.control(&["top", "--once", "--interval", "1", "--json"]);
+    let look: serde_json::Value = serde_json::from_str(&top.out).expect("JSON");
+    for client in look["clients"].as_array().expect("clients") {
+        let part = client["device_wait_percentage"].as_f64();
+        assert!(part > Some(5.0) && part < Some(95.0), "{client}");
+        let own = client["pid"].to_string();
+        let other = pids.iter().find(|pid| **pid != own);
+        assert_eq!(
+            Some(&client["device_waits_for"][0].to_string()),
+            other,
+            "{client}"
+        );
+    }
+    // The name of a client that has ended stays.
+    let [first, second] = both;
+    second.kill();
+    wait_until("it has gone", || place.ps().len() == 1);
+    let row = &place.ps()[0];
+    assert!(row["device_waited_for"].starts_with(&pids[1]), "{row:?}");
+    first.kill();
+}
+
+#[test]
 fn a_server_that_goes_on_keeps_the_order() {
     let place = daemon();
     let uid = place.uid().to_string();
