@@ -124,6 +124,9 @@ enum Event {
     Process(Process, String),
     Track(Track, String),
     Slice(Slice),
+    /// Percentage of the time in which a client has waited for its devices lately, and the time in the unit of
+    /// [`Run::now`].
+    DeviceWait(Process, u64, u32),
 }
 
 /// Result of a trace.
@@ -200,6 +203,11 @@ impl Run {
     /// Writes a slice, or counts it as lost. The slices of a track must be passed in order of time.
     pub fn slice(&self, slice: Slice) {
         self.send(Event::Slice(slice));
+    }
+
+    /// Writes which percentage of the time a client has waited for its devices until now. Counted as lost like a slice.
+    pub fn device_wait(&self, process: Process, now: u64, percentage: u32) {
+        self.send(Event::DeviceWait(process, now, percentage));
     }
 
     /// Counts slices that were lost before they reached the trace.

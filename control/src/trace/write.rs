@@ -80,6 +80,16 @@ fn flush(file: &mut File, lines: &mut Vec<u8>, totals: &mut Totals) {
 fn line(out: &mut Vec<u8>, event: &Event, time: &Timeline) -> io::Result<()> {
     let value = match event {
         Event::Slice(found) => return slice(out, found, time),
+        Event::DeviceWait(process, now, percentage) => {
+            let now = time.nanoseconds(*now);
+            return writeln!(
+                out,
+                "{{\"ph\":\"C\",\"pid\":{},\"ts\":{}.{:03},\"name\":\"waits for the device\",\"args\":{{\"%\":{percentage}}}}},",
+                process.number(),
+                now / 1000,
+                now % 1000,
+            );
+        }
         Event::Process(process, program) => {
             let name = match process.pid {
                 0 => "process of another PID namespace".to_owned(),
@@ -202,6 +212,12 @@ mod tests {
             [
                 json!({"ph": "X", "pid": 77, "tid": 2 * 4096 + 3, "ts": 5002.5, "dur": 0.501, "cat": "kernel",
                     "name": "a\"<b>\n", "args": {"blocks": 9}})
+            ]
+        );
+        assert_eq!(
+            written(&Event::DeviceWait(process, 3500, 40)),
+            [
+                json!({"ph": "C", "pid": 77, "ts": 5002.5, "name": "waits for the device", "args": {"%": 40}})
             ]
         );
         let client = |session, pid| Process { session, pid };

@@ -4,7 +4,7 @@ use mpsshim_tests::control_daemon::{Done, Place, other_user, wait_until};
 use mpsshim_tests::programs::{Running, client, succeed};
 use mpsshim_tests::scene::{daemon, daemon_with};
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,6 +29,8 @@ struct Trace {
     slices: Vec<Slice>,
     /// By process, and by process and thread.
     names: BTreeMap<(u64, Option<u64>), String>,
+    /// Greatest percentage of the time in which each process waited for the device.
+    waits: BTreeMap<u64, u64>,
 }
 
 impl Trace {
@@ -36,7 +38,18 @@ impl Trace {
         let text = fs::read_to_string(path).expect("a file");
         let events: Vec<Value> = serde_json::from_str(&text).expect("JSON");
         let (mut slices, mut names) = (Vec::new(), BTreeMap::new());
+        let mut waits = BTreeMap::new();
         for event in &events {
+            if event["ph"] == "C" {
+                assert_eq!(event["name"], "waits for the device");
+                assert!(event["ts"].as_f64() > Some(0.0), "{event}");
+                let percentage = event["args"]["%"].as_u64().expect("a percentage");
+                assert!(percentage <= 100, "{event}");
+                let most = waits.entry(event["pid"].as_u64().expect("a process"));
+                let most = most.or_insert(0);
+                *most = percentage.max(*most);
+                continue;
+            }
             let [pid, tid] = ["pid", "tid"].map(|name| event[name].as_u64().expect(name));
             let name = event["name"].as_str().expect("a name").to_owned();
             match event["ph"].as_str() {
@@ -70,7 +83,11 @@ impl Trace {
                 other => panic!("{other:?}"),
             }
         }
-        let trace = Trace { slices, names };
+        let trace = Trace {
+            slices,
+            names,
+            waits,
+        };
         trace.tracks_are_in_order();
         let end = events.last().expect("events");
         assert_eq!(end["name"], "trace_end");
@@ -257,6 +274,29 @@ fn turns_of_direct_mode() {
     assert!(turns.iter().all(|turns| turns.len() > 1), "{turns:?}");
     // The turn is passed on in between.
     assert!(!overlap(&turns[0], &turns[1]), "{turns:?}");
+}
+
+#[test]
+fn waits_for_the_device_are_counted() {
+    let place = daemon();
+    let path = start(&place);
+    let flood = || Running::start_until(&mut client(&place, &["flood"]), "busy");
+    let both = [flood(), flood()];
+    wait_until("each has waited", || {
+        let rows = place.ps();
+        let waited = |row: &HashMap<String, String>| row["device_wait_ms"].parse().ok();
+        rows.len() == 2 && rows.iter().all(|row| waited(row) > Some(100.0))
+    });
+    // The latest values are 10 ms old at most.
+    std::thread::sleep(Duration::from_millis(50));
+    let pids = [&both[0], &both[1]].map(|one| u64::from(one.pid()));
+    both.into_iter().for_each(Running::kill);
+    let _ = place.control(&["trace", "stop"]);
+    let waits = Trace::read(&path).waits;
+    assert!(
+        pids.iter().all(|pid| waits.get(pid) > Some(&10)),
+        "{waits:?}"
+    );
 }
 
 #[test]

@@ -234,6 +234,11 @@ impl Standing {
         (take(&one.wanted, wanted), take(&one.in_flight, in_flight))
     }
 
+    /// For how long it has waited for its devices.
+    pub fn device_wait(&self) -> Duration {
+        self.waited.lock().time()
+    }
+
     /// Its waits for its devices; `None` if they are not estimated, since its kernels are served in the order of
     /// submission.
     pub fn device_waits(&self, level: &LevelUsage) -> Option<DeviceWaits> {

@@ -83,6 +83,11 @@ impl Total {
         }
     }
 
+    /// Time waited so far.
+    pub fn time(&self) -> Duration {
+        self.time
+    }
+
     /// For operators: the clients for which it waited longest, longest first.
     pub fn usage(&self) -> DeviceWaits {
         let mut awaited: Vec<(i32, u64)> = self

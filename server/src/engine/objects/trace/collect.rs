@@ -23,6 +23,8 @@ use std::time::Duration;
 /// Range of the poll interval: short while work is in flight, growing while nothing happens.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_micros(500);
+/// Interval of the values of a client's waits for its devices, in nanoseconds.
+const COUNTED: u64 = 10_000_000;
 /// Most kinds of operations in the name of a slice.
 const NAMED: usize = 3;
 
@@ -85,6 +87,7 @@ fn collect(shared: &Arc<Shared>, run: &Arc<Run>) {
             let gone = client.records.is_abandoned();
             client.read(shared, run, &mut names);
             client.look(shared, run, &names);
+            client.count_device_wait(run);
             if gone {
                 client.end(run, &names);
             }
@@ -190,6 +193,8 @@ struct Client {
     waits: VecDeque<Wait>,
     /// When the latest wait slice ended.
     waited: u64,
+    /// When its waits for its devices were last read, their sum, and the percentage that was last written.
+    counted: (u64, Duration, u32),
 }
 
 /// Names a client and its first tracks.
@@ -235,6 +240,7 @@ impl Client {
     fn new(joined: Joined, run: &Run) -> Client {
         let process = introduce(&joined.session, run);
         Client {
+            counted: (run.now(), joined.session.standing.device_wait(), 0),
             session: joined.session,
             process,
             records: joined.records,
@@ -254,6 +260,22 @@ impl Client {
     fn is_busy(&self) -> bool {
         let in_flight = |stream: &Stream| !stream.points.is_empty();
         !self.waits.is_empty() || self.streams.values().any(in_flight)
+    }
+
+    /// Writes for which part of the time it has waited for its devices, if that has changed.
+    fn count_device_wait(&mut self, run: &Run) {
+        let ((then, before, written), now) = (self.counted, run.now());
+        let between = run.clock().delta_as_nanos(then, now);
+        if between < COUNTED {
+            return;
+        }
+        let waited = self.session.standing.device_wait();
+        let part = waited.saturating_sub(before).as_nanos() as f64 / between as f64;
+        let percentage = (part * 100.0).round().min(100.0) as u32;
+        if percentage != written {
+            run.device_wait(self.process, now, percentage);
+        }
+        self.counted = (now, waited, percentage);
     }
 
     /// Reads the available records.
