@@ -52,8 +52,44 @@ pub struct Fairness {
 struct Assigned {
     at: Option<Instant>,
     devices: [Levels; MAX_DEVICES],
-    /// Since when each session has had long blocks that fill a device; of a session apart, since when it has had none.
-    since: HashMap<u64, (bool, Instant)>,
+    /// The long blocks of each session.
+    long_blocks: HashMap<u64, LongBlocks>,
+}
+
+/// Whether a session has long blocks that fill a device, and since when it has, or has not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LongBlocks {
+    has: bool,
+    since: Instant,
+    /// When such a kernel was last in flight.
+    seen: Option<Instant>,
+}
+
+impl LongBlocks {
+    /// A session between two kernels still has long blocks for this time.
+    const BETWEEN: Duration = Duration::from_millis(100);
+
+    fn new(now: Instant) -> LongBlocks {
+        LongBlocks {
+            has: false,
+            since: now,
+            seen: None,
+        }
+    }
+
+    /// Notes whether a kernel with such blocks is in flight. Returns whether the session has them, and for how long it
+    /// has, or has not.
+    fn note(&mut self, in_flight: bool, now: Instant) -> (bool, Duration) {
+        if in_flight {
+            self.seen = Some(now);
+        }
+        let lately = |seen| now.saturating_duration_since(seen) < LongBlocks::BETWEEN;
+        let has = self.seen.is_some_and(lately);
+        if has != self.has {
+            (self.has, self.since) = (has, now);
+        }
+        (has, now.saturating_duration_since(self.since))
+    }
 }
 
 /// A client's scheduling state.
@@ -342,6 +378,24 @@ impl Fairness {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_session_has_long_blocks_between_its_kernels_too() {
+        const MS: Duration = Duration::from_millis(1);
+        let began = Instant::now();
+        let mut blocks = LongBlocks::new(began);
+        // Kernels of 60 ms, 20 ms apart.
+        for ms in 0..400u32 {
+            let (has, lasted) = blocks.note(ms % 80 < 60, began + ms * MS);
+            assert_eq!((has, lasted), (true, ms * MS));
+        }
+        // The last one ended at 380 ms.
+        assert!(blocks.note(false, began + 478 * MS).0);
+        let ended = began + 479 * MS;
+        assert_eq!(blocks.note(false, ended), (false, Duration::ZERO));
+        assert_eq!(blocks.note(false, ended + 10 * MS), (false, 10 * MS));
+        assert_eq!(blocks.note(true, ended + 20 * MS), (true, Duration::ZERO));
+    }
 
     /// Visits clients that always have work in turn and returns the number of messages dispatched for each.
     fn share(weights: &[u32], visits: usize) -> Vec<u64> {

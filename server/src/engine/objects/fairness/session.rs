@@ -1,6 +1,6 @@
 //! Application of priorities, weights and levels to sessions.
 
-use super::{Assigned, LOOK};
+use super::{Assigned, LOOK, LongBlocks};
 use crate::engine::base::side::Side;
 use crate::engine::objects::levels::{Claim, INTERVAL, Level};
 use crate::engine::session::SessionShared;
@@ -126,16 +126,12 @@ impl Shared {
             let mut levels = levels.map(|one| Level::of(one.level.load(Ordering::Relaxed)));
             shorter && (block > VERY_LONG_BLOCK || levels.any(Level::is_compared))
         };
-        let mut since = std::mem::take(&mut assigned.since);
-        since.retain(|id, _| sessions.iter().any(|one| one.info.session == *id));
+        let mut known = std::mem::take(&mut assigned.long_blocks);
+        known.retain(|id, _| sessions.iter().any(|one| one.info.session == *id));
         for session in &working {
             let (id, standing, side) = (session.info.session, &session.standing, session.side());
-            let long = is_long(session);
-            let known = since.entry(id).or_insert((long, now));
-            if known.0 != long {
-                *known = (long, now);
-            }
-            let lasted = now.saturating_duration_since(known.1);
+            let blocks = known.entry(id).or_insert_with(|| LongBlocks::new(now));
+            let (long, lasted) = blocks.note(is_long(session), now);
             if standing.goes_to().is_some() {
                 continue;
             }
@@ -157,7 +153,7 @@ impl Shared {
                 standing.set_goes_to(Some(Side::MAIN));
             }
         }
-        assigned.since = since;
+        assigned.long_blocks = known;
     }
 }
 
