@@ -131,7 +131,7 @@ bounds! {
     SYNC_DEPTH: u64 = 24, Count, "levels of kernels that wait for kernels (`cudaLimitDevRuntimeSyncDepth`)",
         "the deepest that devices can; each takes up to 150 MiB of the device and stays";
     PENDING_LAUNCHES: u64 = 1 << 16, Count, "pending launches by kernels (`cudaLimitDevRuntimePendingLaunchCount`)",
-        "32 times the usual; each takes 9,376 bytes of the device";
+        "32 times the usual; each takes 9,376 bytes of the device and stays";
 }
 
 /// The rows as written in the section of docs/threat-model.md.

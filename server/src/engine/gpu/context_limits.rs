@@ -3,8 +3,8 @@
 //!
 //! In a context that clients share, a limit that one client raises stays raised, and the driver keeps the memory it
 //! took for it. Each limit is therefore bounded, and a session pays for the memory that a context of its own would have
-//! taken beyond the default. A session that raises the size of the heap for kernels, or the number of launches by
-//! kernels that may be pending, gets a context of its own ([`crate::engine::base::owners`]).
+//! taken beyond the default. A session that raises the size of the heap for kernels gets a context of its own
+//! ([`crate::engine::base::owners`]).
 
 use crate::engine::base::account::{Account, Charge, Memory};
 use crate::engine::base::bounds;
@@ -45,13 +45,11 @@ impl ContextLimit {
         Some(ContextLimit { limit, value })
     }
 
-    /// Whether the limit belongs to one program: the driver fixes it with the first kernel that uses it, or its memory is
-    /// used up by the kernels of one.
+    /// Whether the limit belongs to one program: the driver fixes it with the first kernel that uses it, and its memory is
+    /// used up by the kernels of one. Pending launches do not count: the load of an image with launches by kernels did not
+    /// return in a further context beside long kernels (H100, driver 580.159.04).
     pub fn is_of_program(self) -> bool {
-        matches!(
-            self.limit,
-            CU_LIMIT_MALLOC_HEAP_SIZE | CU_LIMIT_DEV_RUNTIME_PENDING_LAUNCH_COUNT
-        )
+        self.limit == CU_LIMIT_MALLOC_HEAP_SIZE
     }
 
     /// Whether the value is within the session's bounds on this device.

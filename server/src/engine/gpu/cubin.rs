@@ -396,7 +396,7 @@ fn of_all_code(
 pub struct Calls {
     /// `printf`. Code that is unreadable, or exceeds the [`Budget`], counts as printing.
     pub prints: bool,
-    /// `malloc` or `free`. Code that is unreadable, or exceeds the [`Budget`], counts as not allocating.
+    /// `malloc` or `free`, but no launches. Code that is unreadable, or exceeds the [`Budget`], counts as not allocating.
     pub allocates: bool,
     /// It has managed variables. Code that is unreadable, or exceeds the [`Budget`], counts as having none.
     pub managed: bool,
@@ -416,7 +416,8 @@ impl Calls {
         }
         Calls {
             prints: memchr::memmem::find(code, PRINT).is_some(),
-            allocates: ALLOCATE.iter().any(|name| has_symbol(code, name)),
+            allocates: ALLOCATE.iter().any(|name| has_symbol(code, name))
+                && memchr::memmem::find(code, NESTED).is_none(),
             managed: managed_image::has_managed(code),
         }
     }
@@ -424,7 +425,8 @@ impl Calls {
     fn of_text(text: &[u8]) -> Calls {
         Calls {
             prints: memchr::memmem::find(text, PRINT).is_some(),
-            allocates: ALLOCATE.iter().any(|name| has_word(text, name)),
+            allocates: ALLOCATE.iter().any(|name| has_word(text, name))
+                && memchr::memmem::find(text, NESTED).is_none(),
             managed: memchr::memmem::find(text, managed_image::ATTRIBUTE).is_some(),
         }
     }
@@ -440,6 +442,9 @@ impl Calls {
 
 const PRINT: &[u8] = b"vprintf";
 const ALLOCATE: [&[u8]; 2] = [b"malloc", b"free"];
+/// In the names of the driver's functions for launches by kernels. An image with such launches stays in the context that
+/// clients share: its load may not return in another one beside long kernels.
+const NESTED: &[u8] = b"cnpv2";
 
 /// Whether a cubin has a symbol of this name, such as a function of the driver that it calls.
 fn has_symbol(cubin: &[u8], name: &[u8]) -> bool {

@@ -1,8 +1,8 @@
 //! Contexts of their own for sessions whose kernels use the heap of the device.
 //!
-//! A context has one heap for `malloc` and `free` in kernels, and one buffer for launches by kernels. Programs on the
-//! plain driver each have their own, with the size that they set. A session whose next message loads an image with such
-//! calls, or raises one of these limits, therefore moves to an annex that it owns until it ends
+//! A context has one heap for `malloc` and `free` in kernels. Programs on the plain driver each have their own, with the
+//! size that they set. A session whose next message loads an image with such
+//! calls, or raises that limit, therefore moves to an annex that it owns until it ends
 //! ([`crate::engine::base::owners`]). A session that cannot move shares the heap of the context in which it works.
 
 use crate::engine::base::call::Incoming;
