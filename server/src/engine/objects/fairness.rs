@@ -77,8 +77,8 @@ impl LongBlocks {
         }
     }
 
-    /// Notes whether a kernel with such blocks is in flight. Returns whether the session has them, and the time since that
-    /// changed.
+    /// Notes whether a kernel with such blocks is in flight. Returns whether long blocks are the session's, and the time
+    /// since that changed.
     fn note(&mut self, in_flight: bool, now: Instant) -> (bool, Duration) {
         if in_flight {
             self.seen = Some(now);
