@@ -244,7 +244,7 @@ impl Session {
         Ok((images, functions))
     }
 
-    /// Raises the limits of the contexts on the entered side to those that it has set.
+    /// Raises the limits of the contexts on the entered side to the values that the session has set.
     fn raise_limits_again(&self, shared: &Shared) -> Result<(), CUresult> {
         let driver = &shared.gpu.driver;
         for (device, limit, value) in self.objects.limits.iter() {
