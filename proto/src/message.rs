@@ -127,7 +127,7 @@ plain_structs! {
         /// Pinned memory of the session for the image's managed variables; 0: none. If the image has such variables, the
         /// server answers `CUDA_ERROR_NOT_READY` and how many bytes they take.
         managed: u64,
-        /// 1: the variables get their initial values.
+        /// 1: the memory is all zeros, and the variables get their initial values.
         fresh: u32,
         pad: u32,
     }

@@ -354,7 +354,7 @@ pub fn host_alloc_unowned(session: &Session, context: &Context, len: u64) -> Sta
     Ok(start)
 }
 
-/// Allocates memory for the managed variables of an image, which belongs to no context.
+/// Allocates memory for the managed variables of an image, all zeros, which belongs to no context.
 pub fn host_alloc_of_image(session: &Session, device: u32, len: u64) -> Status<u64> {
     let mut source = HostSource {
         session,
@@ -362,7 +362,10 @@ pub fn host_alloc_of_image(session: &Session, device: u32, len: u64) -> Status<u
         flags: MANAGED | CU_MEM_ATTACH_GLOBAL,
     };
     let flags = source.flags;
-    HOST.lock().alloc(len, 0, flags, &mut source)
+    let start = HOST.lock().alloc(len, 0, flags, &mut source)?;
+    // SAFETY: a new block of this length, which nothing else uses.
+    unsafe { std::ptr::write_bytes(start as *mut u8, 0, len as usize) };
+    Ok(start)
 }
 
 /// Frees pinned host memory, after the work that may use it.

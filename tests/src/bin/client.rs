@@ -495,20 +495,7 @@ impl Client {
         cu!(cuMemcpyDtoH_v2, &raw mut back, self.memory, four).ok()?;
         say(&format!("copied {} {back}", word(counter.0)));
         // Another image with these variables has its own.
-        let none = null_mut::<c_void>();
-        let mut library = CUlibrary::NULL;
-        cu!(
-            cuLibraryLoadData,
-            &mut library,
-            image.as_ptr(),
-            none,
-            none,
-            0 as c_uint,
-            none,
-            none,
-            0 as c_uint
-        )
-        .ok()?;
+        let library = load_library(&image)?;
         let mut other = 0u64;
         for name in [c"counter", c"plain"] {
             let status = cu!(
@@ -738,10 +725,7 @@ impl Client {
     }
 }
 
-/// Loads a library before there is a context, as cudart does when a launch is a program's first call.
-fn early() -> Status {
-    cu!(cuInit, 0 as c_uint).ok()?;
-    let image = CString::new(PTX).expect("no NUL");
+fn load_library(image: &CStr) -> Status<CUlibrary> {
     let none = null_mut::<c_void>();
     let mut library = CUlibrary::NULL;
     cu!(
@@ -756,6 +740,14 @@ fn early() -> Status {
         0 as c_uint
     )
     .ok()?;
+    Ok(library)
+}
+
+/// Loads a library before there is a context, as cudart does when a launch is a program's first call.
+fn early() -> Status {
+    cu!(cuInit, 0 as c_uint).ok()?;
+    let image = CString::new(PTX).expect("no NUL");
+    let library = load_library(&image)?;
     let mut kernel = CUkernel::NULL;
     let client = Client::new()?;
     cu!(cuLibraryGetKernel, &mut kernel, library, c"fill".as_ptr()).ok()?;

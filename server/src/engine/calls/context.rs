@@ -16,6 +16,20 @@ use mpsshim_proto::message::{Attach, Limit};
 /// Bytes (`CU_LIMIT_MAX_L2_FETCH_GRANULARITY`).
 const L2_FETCH_MAX: u64 = 128;
 
+/// The limit that a message sets, if it takes memory and is within its bounds, and its device, whose context is then
+/// current.
+fn wanted_limit<'a>(
+    shared: &'a Shared,
+    message: Incoming<'_>,
+) -> Option<(&'a Device, ContextLimit)> {
+    let body = message.body::<Limit>().ok()?;
+    let device = shared.gpu.device(body.device).ok()?;
+    let wanted = ContextLimit::new(body.limit, body.value)?;
+    let is_current =
+        wanted.is_within_bounds(device) && device.make_current(&shared.gpu.driver).is_ok();
+    is_current.then_some((device, wanted))
+}
+
 impl Session {
     /// Ensures that the device has a context.
     pub fn attach(&mut self, shared: &Shared, body: Attach) -> Reply {
@@ -40,21 +54,21 @@ impl Session {
 
     /// Whether `cuCtxSetLimit` has to raise the limit of the driver's context.
     pub fn raises_limit(&self, shared: &Shared, message: Incoming<'_>) -> bool {
-        let Ok(body) = message.body::<Limit>() else {
+        let Some((_, wanted)) = wanted_limit(shared, message) else {
             return false;
         };
-        let Ok(device) = shared.gpu.device(body.device) else {
-            return false;
-        };
-        let Some(wanted) = ContextLimit::new(body.limit, body.value) else {
-            return false;
-        };
-        if !wanted.is_within_bounds(device) || device.make_current(&shared.gpu.driver).is_err() {
-            return false;
-        }
         let mut value = 0;
-        let known = shared.gpu.driver.ctx_get_limit(&mut value, body.limit);
+        let known = shared.gpu.driver.ctx_get_limit(&mut value, wanted.limit);
         known.is_ok() && wanted.value > value as u64
+    }
+
+    /// Whether `cuCtxSetLimit` raises a limit that belongs to one program above its initial value.
+    pub fn raises_limit_of_program(&self, shared: &Shared, message: Incoming<'_>) -> bool {
+        let wanted = wanted_limit(shared, message);
+        wanted.is_some_and(|(device, wanted)| {
+            let first = device.first_limit(wanted.limit);
+            wanted.is_of_program() && first.is_some_and(|first| wanted.value > first)
+        })
     }
 
     /// `cuCtxSetLimit`. In a context that clients share, a limit is only ever raised, within bounds. Returns the limit that

@@ -61,27 +61,19 @@ impl Session {
             self.flow.prepared = Some(Prepared::new(&body, message, outcome));
             return Err(CallError::Alone);
         }
+        if ready.lacks_memory(&body) {
+            let wanted = ImageLoaded {
+                managed: ready.managed.map_or(0, |managed| managed.len()),
+                ..ImageLoaded::default()
+            };
+            return Ok((Err(CUDA_ERROR_NOT_READY), wanted.as_bytes().to_vec()));
+        }
         let Ready {
-            mut content,
+            content,
             mut charge,
             calls,
+            managed,
         } = ready;
-        let managed = match calls.managed {
-            true => shared.images.managed_image(&content),
-            false => None,
-        };
-        if let Some(managed) = &managed {
-            if body.managed == 0 {
-                let wanted = ImageLoaded {
-                    managed: managed.len(),
-                    ..ImageLoaded::default()
-                };
-                return Ok((Err(CUDA_ERROR_NOT_READY), wanted.as_bytes().to_vec()));
-            }
-            self.check_host(body.managed, managed.len())?;
-            let code = managed.at(body.managed).ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
-            content = shared.images.store(&code, &self.flow.sent)?;
-        }
         let device = shared.gpu.device(body.device)?;
         match Handle(body.image).kind() {
             // A library belongs to no context.
@@ -134,6 +126,26 @@ impl Session {
         Ok((Ok(()), payload))
     }
 
+    /// The managed variables of an image, if they can be in the session's memory, and its code with the memory that the
+    /// message names.
+    fn with_managed_memory(
+        &self,
+        shared: &Shared,
+        body: &ImageLoad,
+        content: Content,
+    ) -> Result<(Content, Option<ManagedImage>), CUresult> {
+        let Some(managed) = shared.images.managed_image(&content) else {
+            return Ok((content, None));
+        };
+        if body.managed == 0 {
+            return Ok((content, Some(managed)));
+        }
+        self.check_host(body.managed, managed.len())?;
+        let code = managed.at(body.managed).ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
+        let content = shared.images.store(&code, &self.flow.sent)?;
+        Ok((content, Some(managed)))
+    }
+
     /// Notes where the managed variables of an image are, and gives them their initial values. The session's memory for
     /// them has been checked.
     fn place_managed(&mut self, image: &mut Image, managed: &ManagedImage, body: &ImageLoad) {
@@ -148,11 +160,10 @@ impl Session {
             return;
         }
         let base = body.managed as *mut u8;
-        // SAFETY: the block is mapped here at the client's addresses for as long as the session has it, and it is long
-        // enough. The client may write it meanwhile; the bytes have no invalid values.
-        unsafe {
-            std::ptr::write_bytes(base, 0, managed.len() as usize);
-            for (offset, bytes) in managed.initial() {
+        for (offset, bytes) in managed.initial() {
+            // SAFETY: the block is mapped here at the client's addresses for as long as the session has it, and it is long
+            // enough. The client may write it meanwhile; the bytes have no invalid values.
+            unsafe {
                 let to = base.add(offset as usize);
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
             }
@@ -220,7 +231,8 @@ impl Session {
             self.come_back();
             Prepared::new(body, message, outcome)
         });
-        let is_ready = prepared.outcome.is_ok();
+        let outcome = prepared.outcome.as_ref();
+        let is_ready = outcome.is_ok_and(|ready| !ready.lacks_memory(body));
         self.flow.prepared = Some(prepared);
         is_ready
     }
@@ -250,12 +262,17 @@ impl Session {
         // Only after the descriptor has been received: the next message must find its own.
         let charge = self.image_charge(shared, body.device, &content)?;
         let calls = shared.images.calls(&body.hash, &content);
+        let (content, managed) = match calls.managed {
+            true => self.with_managed_memory(shared, body, content)?,
+            false => (content, None),
+        };
         // Analyzes the image in advance, so that the result is there when it is loaded.
-        shared.images.variables_of(&body.hash, &content);
+        shared.images.variables_of(content.hash(), &content);
         Ok(Ready {
             content,
             charge,
             calls,
+            managed,
         })
     }
 

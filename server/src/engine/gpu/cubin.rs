@@ -414,12 +414,24 @@ impl Calls {
         if !code.starts_with(ELF) {
             return Calls::UNREADABLE;
         }
-        Calls {
+        let mut calls = Calls {
             prints: memchr::memmem::find(code, PRINT).is_some(),
-            allocates: ALLOCATE.iter().any(|name| has_symbol(code, name))
-                && memchr::memmem::find(code, NESTED).is_none(),
-            managed: managed_image::has_managed(code),
+            ..Calls::default()
+        };
+        let Ok(file) = ElfFile64::<Endianness>::parse(code) else {
+            return calls;
+        };
+        let mut budget = Budget::of_names(code);
+        for symbol in file.symbols() {
+            let name = symbol.name_bytes().unwrap_or_default();
+            if budget.spend(name.len() as u64 + 1).is_none() {
+                break;
+            }
+            calls.allocates |= ALLOCATE.contains(&name);
+            calls.managed |= managed_image::is_managed(&symbol);
         }
+        calls.allocates &= memchr::memmem::find(code, NESTED).is_none();
+        calls
     }
 
     fn of_text(text: &[u8]) -> Calls {
@@ -445,23 +457,6 @@ const ALLOCATE: [&[u8]; 2] = [b"malloc", b"free"];
 /// In the names of the driver's functions for launches by kernels. An image with such launches stays in the context that
 /// clients share: its load may not return in another one beside long kernels.
 const NESTED: &[u8] = b"cnpv2";
-
-/// Whether a cubin has a symbol of this name, such as a function of the driver that it calls.
-fn has_symbol(cubin: &[u8], name: &[u8]) -> bool {
-    if memchr::memmem::find(cubin, name).is_none() {
-        return false;
-    }
-    let mut budget = Budget::of_names(cubin);
-    let file = ElfFile64::<Endianness>::parse(cubin);
-    file.is_ok_and(|file| {
-        let names = file.symbols().map(|symbol| symbol.name_bytes());
-        let mut names = names.map_while(|found| {
-            let found = found.unwrap_or_default();
-            budget.spend(found.len() as u64 + 1).map(|()| found)
-        });
-        names.any(|found| found == name)
-    })
-}
 
 /// Whether a PTX text contains an identifier.
 fn has_word(text: &[u8], word: &[u8]) -> bool {

@@ -7,7 +7,7 @@
 //! 7.5 to 10.0); in a text, each instruction that names a variable gets its address in a register.
 
 use crate::engine::gpu::cubin::{Budget, ELF, EM_CUDA, KIND_TEXT, entries};
-use object::read::elf::{ElfFile64, FileHeader, SectionHeader, Sym};
+use object::read::elf::{ElfFile64, ElfSymbol64, FileHeader, SectionHeader, Sym};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolKind};
 use std::collections::HashMap;
 
@@ -26,6 +26,8 @@ const MOST: usize = 1 << 12;
 const MOST_BYTES: u64 = 1 << 36;
 /// Most bytes of initial values.
 const MOST_INITIAL: usize = 1 << 28;
+/// Longest text, bytes: its tokens take some fifty times as much memory.
+const LONGEST_TEXT: usize = 4 << 20;
 
 /// A managed variable.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,17 +56,9 @@ enum Code {
     Text(String),
 }
 
-/// Whether a cubin has managed variables.
-pub fn has_managed(cubin: &[u8]) -> bool {
-    let mut budget = Budget::of_names(cubin);
-    ElfFile64::<Endianness>::parse(cubin).is_ok_and(|file| {
-        let mut symbols = file.symbols();
-        symbols.any(|symbol| {
-            symbol.elf_symbol().st_other() & MANAGED != 0
-                && symbol.kind() == SymbolKind::Data
-                && budget.spend(1).is_some()
-        })
-    })
+/// Whether a symbol of a cubin is a managed variable.
+pub fn is_managed(symbol: &ElfSymbol64<'_, '_>) -> bool {
+    symbol.elf_symbol().st_other() & MANAGED != 0 && symbol.kind() == SymbolKind::Data
 }
 
 /// The attribute of a managed variable in a text.
@@ -124,6 +118,7 @@ impl Code {
     fn of(image: &[u8], arch: u32) -> Option<Code> {
         let text = |bytes: &[u8]| {
             let text = bytes.split(|byte| *byte == 0).next()?;
+            (text.len() <= LONGEST_TEXT).then_some(())?;
             String::from_utf8(text.to_vec()).ok().map(Code::Text)
         };
         if image.starts_with(ELF) {
@@ -153,8 +148,10 @@ fn variables_of_cubin(bytes: &[u8]) -> Option<Vec<Variable>> {
         return None;
     }
     let mut found = Vec::new();
+    // Names and contents of symbols may overlap.
+    let mut budget = Budget::of_names(bytes);
     for symbol in file.symbols() {
-        if symbol.elf_symbol().st_other() & MANAGED == 0 || symbol.kind() != SymbolKind::Data {
+        if !is_managed(&symbol) {
             continue;
         }
         let section = file.section_by_index(symbol.section_index()?).ok()?;
@@ -164,11 +161,14 @@ fn variables_of_cubin(bytes: &[u8]) -> Option<Vec<Variable>> {
             false => {
                 let start = usize::try_from(symbol.address()).ok()?;
                 let end = start.checked_add(symbol.size().try_into().ok()?)?;
+                budget.spend(symbol.size())?;
                 data.get(start..end)?.to_vec()
             }
         };
+        let name = symbol.name().ok()?;
+        budget.spend(name.len() as u64)?;
         found.push(Variable {
-            name: symbol.name().ok()?.to_owned(),
+            name: name.to_owned(),
             offset: 0,
             len: symbol.size(),
             initial,
@@ -197,12 +197,12 @@ fn cubin_at(bytes: &[u8], places: &HashMap<&str, u64>) -> Option<Vec<u8>> {
     let mut made = bytes.to_vec();
     let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
     let (header, endian) = (file.elf_header(), file.endian());
-    let place_of = |index: usize| {
-        let symbol = file.symbol_by_index(object::SymbolIndex(index)).ok()?;
-        let managed = symbol.elf_symbol().st_other() & MANAGED != 0;
-        let name = symbol.name().ok()?;
-        managed.then(|| places.get(name).copied()).flatten()
-    };
+    let managed = file.symbols().filter(is_managed);
+    let place_of: HashMap<u64, u64> = managed
+        .filter_map(|one| Some((one.index().0 as u64, *places.get(one.name().ok()?)?)))
+        .collect();
+    // Sections may overlap.
+    let mut budget = Budget::of_names(bytes);
     let headers = header.section_headers(endian, bytes).ok()?;
     for (at, section) in headers.iter().enumerate() {
         let kind = section.sh_type(endian);
@@ -211,12 +211,11 @@ fn cubin_at(bytes: &[u8], places: &HashMap<&str, u64>) -> Option<Vec<u8>> {
             object::elf::SHT_REL => false,
             object::elf::SHT_SYMTAB => {
                 let (start, len) = section.file_range(endian)?;
-                for index in 0..len / SYMBOL {
+                for index in place_of.keys().filter(|index| **index < len / SYMBOL) {
+                    budget.spend(SYMBOL)?;
                     let other_at = start + index * SYMBOL + OTHER_AT;
                     let other = *bytes.get(usize::try_from(other_at).ok()?)?;
-                    if place_of(index as usize).is_some() {
-                        put(&mut made, other_at, [other & !MANAGED])?;
-                    }
+                    put(&mut made, other_at, [other & !MANAGED])?;
                 }
                 continue;
             }
@@ -232,6 +231,7 @@ fn cubin_at(bytes: &[u8], places: &HashMap<&str, u64>) -> Option<Vec<u8>> {
         let (start, len) = section.file_range(endian)?;
         let each = if with_addend { 24 } else { 16 };
         let mut kept = 0;
+        budget.spend(len)?;
         for number in 0..len / each {
             let record = start + number * each;
             let record_at = usize::try_from(record).ok()?;
@@ -241,7 +241,7 @@ fn cubin_at(bytes: &[u8], places: &HashMap<&str, u64>) -> Option<Vec<u8>> {
                 Some(u64::from_le_bytes(word))
             };
             let (offset, info) = (word(0)?, word(8)?);
-            let Some(place) = place_of((info >> 32) as usize) else {
+            let Some(place) = place_of.get(&(info >> 32)) else {
                 let to = start + kept * each;
                 let to_at = usize::try_from(to).ok()?;
                 made.get_mut(to_at..to_at + each as usize)?
@@ -339,12 +339,10 @@ fn statements(text: &str) -> Option<Vec<Statement<'_>>> {
     let mut current: Vec<(Token, &str)> = Vec::new();
     // Braces of blocks, and those inside a statement.
     let (mut depth, mut inside) = (0usize, 0usize);
+    // The first word or sign of the statement.
+    let mut first = None;
     let mut at = 0;
     while let Some(&(token, piece)) = all.get(at) {
-        let first = current
-            .iter()
-            .find(|(token, _)| *token != Token::Space)
-            .map(|(_, piece)| *piece);
         let next = all.get(at + 1).map(|(token, _)| *token);
         let before = current.last().map(|(token, _)| *token);
         current.push((token, piece));
@@ -381,7 +379,11 @@ fn statements(text: &str) -> Option<Vec<Statement<'_>>> {
             }
             _ => false,
         };
+        if first.is_none() && token != Token::Space {
+            first = Some(piece);
+        }
         if ends {
+            first = None;
             let tokens = std::mem::take(&mut current);
             found.push(Statement { tokens, outside });
         }
@@ -597,6 +599,7 @@ fn with_registers(statement: &Statement<'_>, places: &HashMap<&str, u64>) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::gpu::cubin::calls;
     use proptest::prelude::*;
 
     /// The same variables, as nvcc compiles them.
@@ -675,11 +678,11 @@ mod tests {
     #[test]
     fn a_cubin_has_the_addresses_of_the_block() {
         for cubin in CUBINS {
-            assert!(has_managed(cubin));
+            assert!(calls(cubin, &[90]).managed);
             let image = ManagedImage::of(cubin, 90).expect("an image");
             let made = image.at(BASE).expect("code");
             assert_eq!(made.len(), cubin.len());
-            assert!(!has_managed(&made), "it is an ordinary image");
+            assert!(!calls(&made, &[90]).managed, "it is an ordinary image");
             let (before, after) = (words(cubin), words(&made));
             let added = |word: u32| {
                 let count = |words: &[u32]| words.iter().filter(|one| **one == word).count();

@@ -4,6 +4,7 @@ use crate::engine::base::account::Charge;
 use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
 use crate::engine::gpu::cubin::Calls;
+use crate::engine::gpu::managed_image::ManagedImage;
 use crate::engine::images::contents::Content;
 use mpsshim_proto::message::ImageLoad;
 
@@ -40,6 +41,15 @@ pub struct Ready {
     pub charge: ImageCharge,
     /// Functions of the driver that its kernels call.
     pub calls: Calls,
+    /// Its managed variables, which `content` has in the session's memory, if the message names some.
+    pub managed: Option<ManagedImage>,
+}
+
+impl Ready {
+    /// Whether its managed variables lack memory of the session, so that it is not loaded.
+    pub fn lacks_memory(&self, body: &ImageLoad) -> bool {
+        self.managed.is_some() && body.managed == 0
+    }
 }
 
 /// Memory charged for an image.

@@ -33,15 +33,20 @@ impl Shared {
         free.first().copied()
     }
 
+    /// Whether sessions, work of ended sessions or events between processes are on a side.
+    pub fn is_in_use(&self, side: Side) -> bool {
+        self.roster.sessions_of(side).next().is_some()
+            || !self.gpu.calm(side).is_still()
+            || self.roster.shared_events.any_of(side)
+    }
+
     /// Closes an annex if no session uses it or is likely to move to it soon. Called by the undertaker.
     pub fn close_unused_annex(&self, side: Side, nothing_comes: impl Fn() -> bool) {
         let Some(_nobody_moves) = self.lanes.moving.try_write() else {
             return;
         };
         let left = self.lanes.owners.is_left(side);
-        let used = self.roster.sessions_of(side).next().is_some()
-            || !self.gpu.calm(side).is_still()
-            || self.roster.shared_events.any_of(side)
+        let used = self.is_in_use(side)
             || !left && self.lanes.owners.is_owned(side)
             || !left && self.is_blocked(Side::MAIN, Duration::ZERO);
         // Retained instances of the side are unloaded first, and pending decisions about instances are awaited.

@@ -1,14 +1,13 @@
 //! Contexts of their own for sessions whose kernels use the heap of the device.
 //!
 //! A context has one heap for `malloc` and `free` in kernels. Programs on the plain driver each have their own, with the
-//! size that they set. A session whose next message loads an image with such
-//! calls, or raises that limit, therefore moves to an annex that it owns until it ends
-//! ([`crate::engine::base::owners`]). A session that cannot move shares the heap of the context in which it works.
+//! size that they set. A session whose next message loads an image with such calls, or raises that limit, therefore moves
+//! to an annex that it owns until it ends ([`crate::engine::base::owners`]). A session that cannot move shares the heap of
+//! the context in which it works.
 
 use crate::engine::base::call::Incoming;
 use crate::engine::base::owners::{Annex, Claim};
 use crate::engine::base::side::Side;
-use crate::engine::gpu::context_limits::ContextLimit;
 use crate::engine::gpu::devices::OwnHeap;
 use crate::engine::session::Session;
 use crate::engine::session::flow::OwnContext;
@@ -16,12 +15,14 @@ use crate::engine::threads::shared::Shared;
 use crate::engine::threads::undertaker::Buried;
 use mpsshim_api::cuda::CU_LIMIT_MALLOC_HEAP_SIZE;
 use mpsshim_proto::message::image::KernelAttribute;
-use mpsshim_proto::message::{GetFunction, ImageLoad, Limit, Named, Op};
+use mpsshim_proto::message::{GetFunction, ImageLoad, Named};
 use mpsshim_proto::ops::Gate;
 use std::time::{Duration, Instant};
 
 /// How long a session waits for an annex to be closed.
 const AWAITS: Duration = Duration::from_secs(5);
+/// Interval at which it asks again meanwhile.
+const ASKS: Duration = Duration::from_millis(10);
 
 impl Shared {
     /// Assigns an annex to a session.
@@ -32,10 +33,7 @@ impl Shared {
         };
         let state = |side: Side| {
             let has_context = self.gpu.devices.iter().any(|device| device.has(side));
-            let in_use = self.roster.sessions_of(side).next().is_some()
-                || !self.gpu.calm(side).is_still()
-                || self.roster.shared_events.any_of(side);
-            match (in_use, has_context) {
+            match (self.is_in_use(side), has_context) {
                 (true, _) => Annex::Used,
                 (false, true) => Annex::Closable,
                 (false, false) => Annex::Free,
@@ -84,7 +82,8 @@ impl Session {
                 self.shared.standing.set_goes_to(Some(side));
                 return true;
             }
-            OwnContext::Awaited(since) => since,
+            OwnContext::Awaited { asked, .. } if asked.elapsed() < ASKS => return true,
+            OwnContext::Awaited { since, .. } => since,
             OwnContext::Unneeded if !self.needs_own_context(shared, message) => return false,
             OwnContext::Unneeded => Instant::now(),
         };
@@ -100,7 +99,8 @@ impl Session {
                 true
             }
             Claim::Soon if since.elapsed() < AWAITS => {
-                self.flow.own = OwnContext::Awaited(since);
+                let asked = Instant::now();
+                self.flow.own = OwnContext::Awaited { since, asked };
                 true
             }
             Claim::Soon | Claim::Taken => {
@@ -168,23 +168,5 @@ impl Session {
             let outcome = prepared.outcome.as_ref();
             outcome.is_ok_and(|ready| ready.calls.allocates)
         })
-    }
-
-    fn raises_limit_of_program(&self, shared: &Shared, message: Incoming<'_>) -> bool {
-        debug_assert_eq!(message.op, Op::SetLimit);
-        let Ok(body) = message.body::<Limit>() else {
-            return false;
-        };
-        let Ok(device) = shared.gpu.device(body.device) else {
-            return false;
-        };
-        let Some(wanted) = ContextLimit::new(body.limit, body.value) else {
-            return false;
-        };
-        let is_known = device.make_current(&shared.gpu.driver).is_ok();
-        let first = device.first_limit(wanted.limit).filter(|_| is_known);
-        wanted.is_of_program()
-            && wanted.is_within_bounds(device)
-            && first.is_some_and(|first| wanted.value > first)
     }
 }

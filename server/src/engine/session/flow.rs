@@ -18,8 +18,13 @@ pub enum OwnContext {
     /// It has not needed one.
     #[default]
     Unneeded,
-    /// It has waited since this time for an annex to be closed.
-    Awaited(Instant),
+    /// It waits for an annex to be closed.
+    Awaited {
+        /// Since when.
+        since: Instant,
+        /// When it last asked.
+        asked: Instant,
+    },
     /// It is to move to this side, which it owns.
     Granted(Side),
     /// It works on the side that it owns.

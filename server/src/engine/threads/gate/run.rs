@@ -322,6 +322,7 @@ pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
     let info = session.shared.info.clone();
     let (from, there) = (session.side.number(), to.number());
     if !shared.lanes.owners.may_use(to, info.session) {
+        // It has become another session's since the order.
         session.shared.standing.set_apart(false);
         return shared.lanes.gate(session.side).admit(shared, session);
     }
