@@ -2,8 +2,9 @@
 //!
 //! Pinned host memory is mapped in the **host arena** at one address in both processes, so that the pointer a program
 //! gets from `cuMemHostAlloc` is valid on its CPU and on the device. Device memory lies in the **device arena**, which
-//! clients reserve too, so that no host pointer of a client can be mistaken for a device pointer. Ranges that programs
-//! reserve themselves (`cuMemAddressReserve`) lie in the **virtual arena**.
+//! clients reserve too, so that no host pointer of a client can be mistaken for a device pointer. The end of each device's
+//! part is for managed memory: there the client maps pages of its own at the addresses of the device memory. Ranges that
+//! programs reserve themselves (`cuMemAddressReserve`) lie in the **virtual arena**.
 //!
 //! The ranges keep clear of where Linux puts programs, libraries and stacks (0x55…, 0x7f…), of the shadow
 //! memory of the sanitizers, and of where CUDA's own allocations land.
@@ -19,6 +20,9 @@ pub const DEVICE_ARENA_STRIDE: u64 = 1 << 40;
 /// Bytes of the device arena.
 pub const DEVICE_ARENA_LEN: u64 = DEVICE_ARENA_STRIDE * crate::handshake::MAX_DEVICES as u64;
 
+/// Offset of the first address for managed memory in the part of a device.
+pub const MANAGED_OFFSET: u64 = DEVICE_ARENA_STRIDE / 4 * 3;
+
 /// First address of the virtual arena. It is apart from the device arena because programs reserve far more than
 /// they map: PyTorch's expandable segments reserve nine eighths of the device's memory each.
 pub const VIRTUAL_ARENA: u64 = 0x4000_0000_0000;
@@ -30,6 +34,11 @@ pub const VIRTUAL_UNIT: u64 = 2 << 20;
 /// Whether an address is device memory of a session (on whatever device).
 pub const fn is_device(address: u64) -> bool {
     address >= DEVICE_ARENA && address < DEVICE_ARENA + DEVICE_ARENA_LEN
+}
+
+/// Whether an address is for managed memory that has its home on a device.
+pub const fn is_managed(address: u64) -> bool {
+    is_device(address) && (address - DEVICE_ARENA) % DEVICE_ARENA_STRIDE >= MANAGED_OFFSET
 }
 
 /// Whether an address is in the host arena.
@@ -83,6 +92,22 @@ mod tests {
         ] {
             assert_eq!(arenas_of(address), [false; 3], "{address:#x}");
         }
+    }
+
+    #[test]
+    fn managed_memory_is_at_the_end_of_each_devices_part() {
+        for device in [DEVICE_ARENA, DEVICE_ARENA + 15 * TIB] {
+            for (at, managed) in [
+                (0, false),
+                (TIB / 4 * 3 - 1, false),
+                (TIB / 4 * 3, true),
+                (TIB - 1, true),
+            ] {
+                assert_eq!(is_managed(device + at), managed, "{at:#x}");
+            }
+        }
+        assert!(!is_managed(DEVICE_ARENA + 16 * TIB));
+        assert!(!is_managed(HOST_ARENA));
     }
 
     #[test]

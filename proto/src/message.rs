@@ -97,7 +97,8 @@ plain_structs! {
         /// Bytes; the server rounds up to the driver's granularity.
         len: u64,
         device: u32,
-        pad: u32,
+        /// [`MANAGED`]: at addresses where the client may map pages of its own; else 0.
+        flags: u32,
     }
     HostAlloc {
         /// Bytes; rounded up to pages.

@@ -5,6 +5,7 @@
 //! | 0 | 4 KiB | [`Header`] | as each field says |
 //! | 4 KiB | 64 KiB | answer payload | server |
 //! | 68 KiB | 2 MiB | command ring | client |
+//! | [`EXPRESS`] | 16 KiB | express ring | client |
 //! | [`REGISTERED`] | 64 KiB | flags, a 64-byte line for each stream: [`flag_offset`] | the GPU and the client |
 //! | [`STAGING`] | 960 KiB | staging of copies | client and GPU |
 //!
@@ -27,8 +28,12 @@ pub const ANSWER_LEN: usize = 64 << 10;
 pub const RING: usize = ANSWER + ANSWER_LEN;
 /// Bytes of the ring.
 pub const RING_LEN: usize = 2 << 20;
+/// Where the express ring lies: copies of pages of managed memory, and marks behind them, which pass the command ring.
+pub const EXPRESS: usize = RING + RING_LEN;
+/// Bytes of the express ring.
+pub const EXPRESS_LEN: usize = 16 << 10;
 /// Where the part that the GPU reaches begins.
-pub const REGISTERED: usize = RING + RING_LEN;
+pub const REGISTERED: usize = EXPRESS + EXPRESS_LEN;
 /// Bytes between two flags: a cache line each, so that waiters do not contend for one.
 pub const FLAG_STRIDE: usize = 64;
 /// Completion flags of a session.
@@ -52,6 +57,7 @@ pub const SLEEPERS: usize = 64;
 const _: () = assert!(std::mem::size_of::<Header>() <= HEADER_LEN);
 const _: () = assert!(
     RING_LEN.is_power_of_two()
+        && EXPRESS_LEN.is_power_of_two()
         && REGISTERED.is_multiple_of(4096)
         && SEGMENT_LEN.is_multiple_of(4096)
 );
@@ -102,6 +108,10 @@ pub struct Header {
     pub head: Line<AtomicU64>,
     /// Bytes the server has taken. Server: `publish_tail`; client: `tail`.
     pub tail: Line<AtomicU64>,
+    /// As `head`, of the express ring.
+    pub express_head: Line<AtomicU64>,
+    /// As `tail`, of the express ring.
+    pub express_tail: Line<AtomicU64>,
     /// 1 while the server's dispatch thread sleeps and wants the doorbell. Server: stores 1, full fence, looks at
     /// `head` again; client: publishes `head`, full fence, reads it.
     pub server_sleeps: Line<AtomicU32>,
@@ -130,10 +140,12 @@ pub struct Header {
     pub sleepers: [Sleeper; SLEEPERS],
 }
 
-/// The ring's memory inside a mapped segment.
+/// The memory of a ring inside a mapped segment.
 #[derive(Clone, Copy, Debug)]
 pub struct RingMemory {
     base: *mut u8,
+    /// The express ring instead of the command ring.
+    express: bool,
 }
 
 // SAFETY: the pointer is to a shared mapping that both processes may touch at any time; all access goes through
@@ -143,67 +155,97 @@ unsafe impl Send for RingMemory {}
 unsafe impl Sync for RingMemory {}
 
 impl RingMemory {
-    /// The ring of the segment mapped at `base`.
+    /// The command ring of the segment mapped at `base`.
     ///
     /// # Safety
     /// `base` must be a readable and writable mapping of [`SEGMENT_LEN`] bytes that outlives this value.
     pub unsafe fn new(base: *mut u8) -> Self {
-        RingMemory { base }
+        RingMemory {
+            base,
+            express: false,
+        }
+    }
+    /// The express ring of the segment mapped at `base`.
+    ///
+    /// # Safety
+    /// As [`RingMemory::new`].
+    pub unsafe fn express(base: *mut u8) -> Self {
+        RingMemory {
+            base,
+            express: true,
+        }
     }
     fn header(&self) -> &Header {
         // SAFETY: `new` vouches for the mapping; Header is all atomics, valid for any bytes, and page aligned.
         unsafe { &*self.base.cast::<Header>() }
     }
+    fn cursors(&self) -> (&AtomicU64, &AtomicU64) {
+        let header = self.header();
+        match self.express {
+            false => (&header.head.0, &header.tail.0),
+            true => (&header.express_head.0, &header.express_tail.0),
+        }
+    }
+    /// Offset in the segment, and bytes.
+    const fn place(&self) -> (usize, usize) {
+        match self.express {
+            false => (RING, RING_LEN),
+            true => (EXPRESS, EXPRESS_LEN),
+        }
+    }
     /// Address of a byte of the ring, for payloads that are handed to the driver in place.
     pub fn address(&self, offset: u64) -> *mut u8 {
-        assert!(offset < RING_LEN as u64);
+        let (first, len) = self.place();
+        assert!(offset < len as u64);
         // SAFETY: inside the mapping, just checked.
-        unsafe { self.base.add(RING + offset as usize) }
+        unsafe { self.base.add(first + offset as usize) }
     }
 }
 
 impl Memory for RingMemory {
     #[inline]
     fn capacity(&self) -> u64 {
-        RING_LEN as u64
+        self.place().1 as u64
     }
     #[inline]
     fn head(&self) -> u64 {
-        self.header().head.0.load(Ordering::Acquire)
+        self.cursors().0.load(Ordering::Acquire)
     }
     #[inline]
     fn publish_head(&self, head: u64) {
-        self.header().head.0.store(head, Ordering::Release);
+        self.cursors().0.store(head, Ordering::Release);
         fence(Ordering::SeqCst);
     }
     #[inline]
     fn tail(&self) -> u64 {
-        self.header().tail.0.load(Ordering::Acquire)
+        self.cursors().1.load(Ordering::Acquire)
     }
     #[inline]
     fn publish_tail(&self, tail: u64) {
-        self.header().tail.0.store(tail, Ordering::Release);
+        self.cursors().1.store(tail, Ordering::Release);
     }
     #[inline]
     fn write(&self, offset: u64, bytes: &[u8]) {
-        assert!(offset as usize + bytes.len() <= RING_LEN);
+        let (first, len) = self.place();
+        assert!(offset as usize + bytes.len() <= len);
         // SAFETY: the range is inside the ring (just checked); the consumer reads it only after `publish_head`.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 bytes.as_ptr(),
-                self.base.add(RING + offset as usize),
+                self.base.add(first + offset as usize),
                 bytes.len(),
             )
         }
     }
     #[inline]
     fn read(&self, offset: u64, bytes: &mut [u8]) {
-        assert!(offset as usize + bytes.len() <= RING_LEN);
+        let (first, len) = self.place();
+        assert!(offset as usize + bytes.len() <= len);
         // SAFETY: the range is inside the ring (just checked). A hostile producer may write meanwhile: the bytes are
         // then arbitrary, which every caller's validation of its copy allows for.
         unsafe {
             std::ptr::copy_nonoverlapping(
-                self.base.add(RING + offset as usize),
+                self.base.add(first + offset as usize),
                 bytes.as_mut_ptr(),
                 bytes.len(),
             )

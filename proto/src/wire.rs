@@ -80,7 +80,7 @@ fn shared_memory() -> impl Iterator<Item = String> {
         layout!(Welcome: magic protocol status mode session segment_len host_arena host_arena_len device_arena
             device_arena_len server_pid device_count devices multiprocessors memory active_thread_centipercent priority),
         layout!(DescriptorNote: token len),
-        layout!(Header: head tail server_sleeps answers answer_status answer_len answer_sleeps state error posted_error
+        layout!(Header: head tail express_head express_tail server_sleeps answers answer_status answer_len answer_sleeps state error posted_error
             crowded sleeping sleepers),
         layout!(Sleeper: slot value state),
         layout!(Page: turn place memory),
@@ -88,10 +88,10 @@ fn shared_memory() -> impl Iterator<Item = String> {
         layout!(UserMemory: used devices),
     ];
     let constants = constants! {
-        segment::ANSWER segment::RING segment::RING_LEN segment::REGISTERED segment::FLAG_STRIDE segment::FLAGS
+        segment::ANSWER segment::RING segment::RING_LEN segment::EXPRESS segment::EXPRESS_LEN segment::REGISTERED segment::FLAG_STRIDE segment::FLAGS
         segment::STAGING segment::STAGING_LEN ring::WRAP direct::PAGE_LEN user_memory::PLACES
         arena::HOST_ARENA arena::HOST_ARENA_LEN arena::DEVICE_ARENA arena::DEVICE_ARENA_STRIDE arena::VIRTUAL_ARENA
-        arena::VIRTUAL_ARENA_LEN
+        arena::VIRTUAL_ARENA_LEN arena::MANAGED_OFFSET
     };
     layouts.into_iter().chain(constants)
 }

@@ -381,7 +381,10 @@ fn reserve_arenas(welcome: &Welcome) {
     }
     let devices = (welcome.device_count as u64).min(MAX_DEVICES as u64);
     match Reservation::at(DEVICE_ARENA, devices * DEVICE_ARENA_STRIDE) {
-        Ok(reservation) => mem::forget(reservation),
+        Ok(reservation) => {
+            memory::device_arena_reserved();
+            mem::forget(reservation);
+        }
         Err(error) => tracing::warn!(%error, "no device arena"),
     }
     match Reservation::at(VIRTUAL_ARENA, VIRTUAL_ARENA_LEN) {

@@ -26,6 +26,7 @@ pub mod memory;
 pub mod module;
 pub mod objects;
 pub mod own_stack;
+pub mod pages;
 pub mod pool;
 pub mod pools;
 pub mod printing;

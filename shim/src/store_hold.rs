@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::loader::signals;
+use crate::proxy::pages;
 
 /// Counts beginnings and ends of holds: odd during a hold.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
@@ -132,7 +133,7 @@ pub unsafe fn forget() {
 }
 
 /// Puts the handler first, if it is not.
-fn install() {
+pub fn install() {
     signals::take_faults(on_fault);
 }
 
@@ -165,13 +166,21 @@ unsafe extern "C" fn on_fault(
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: the kernel's struct, given to every handler with SA_SIGINFO.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr().addr() as u64) };
-    let again = code > 0 && is_ours(address);
+    let again = code > 0 && (pages::fault(address, is_store(context)) || is_ours(address));
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
     if !again {
         // SAFETY: the kernel's own arguments.
         unsafe { signals::pass_on(signal, info, context) };
     }
+}
+
+/// Whether a fault was a store, by the error code of the page fault.
+fn is_store(context: *mut c_void) -> bool {
+    const WRITE: i64 = 2;
+    // SAFETY: the kernel's struct, given to every handler with SA_SIGINFO.
+    let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+    context.uc_mcontext.gregs[libc::REG_ERR as usize] & WRITE != 0
 }
 
 /// Whether the access is to be repeated.

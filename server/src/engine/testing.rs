@@ -577,7 +577,7 @@ impl Fixture {
         let body = MemGrant {
             len,
             device,
-            pad: 0,
+            flags: 0,
         };
         let granted = self.reply::<u64>(Op::MemGrant, &body, &[]);
         granted.expect("memory")

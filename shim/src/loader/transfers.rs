@@ -1,14 +1,17 @@
-//! The C library's calls by which the kernel stores into the program's memory, interposed.
+//! The C library's calls by which the kernel reads or stores the program's memory, interposed.
 //!
-//! At a page that [`crate::store_hold`] protects for a moment, such a call fails with EFAULT or ends early. It is then
-//! repeated. All other calls are only passed on.
+//! At a page that [`crate::store_hold`] protects for a moment, a call that stores fails with EFAULT or ends early. It is
+//! then repeated. Pages of managed memory that are on the device ([`crate::proxy::pages`]) are fetched before the call, and
+//! again if it fails because they were taken away meanwhile. All other calls are only passed on.
 
 use std::ffi::{c_int, c_void};
 use std::mem;
+use std::ptr;
 
 use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 use super::next::Symbol;
+use crate::proxy::pages;
 use crate::store_hold;
 
 /// Whether a call that began at this epoch may have met a hold.
@@ -22,33 +25,116 @@ fn failed_to_store(got: ssize_t) -> bool {
     got < 0 && unsafe { *libc::__errno_location() } == libc::EFAULT
 }
 
-/// Makes a call once more for each time that it fails because of a hold.
+/// Times that managed memory may be taken away while the kernel uses it.
+const TRIES: usize = 1000;
+
+/// A buffer of a call: what the kernel does with it.
+#[derive(Clone, Copy)]
+enum Buffer {
+    /// Stores there.
+    Stored(*const c_void, size_t),
+    /// Reads it.
+    Read(*const c_void, size_t),
+    /// As `Stored` and `Read`, several.
+    AllStored(*const iovec, usize),
+    AllRead(*const iovec, usize),
+    /// The buffers of a message.
+    Message(*const msghdr, bool),
+}
+
+impl Buffer {
+    /// Fetches managed memory. Returns whether there is any.
+    #[cold]
+    fn fetch(self) -> bool {
+        let one = |at: *const c_void, len: size_t, write| {
+            let (at, len) = (at.addr() as u64, len as u64);
+            pages::touch(at, len, write);
+            pages::is_in(at)
+        };
+        // SAFETY: the program's arguments, which the kernel reads too.
+        let all = |parts: *const iovec, count: usize, write| unsafe {
+            let parts = match parts.is_null() {
+                true => &[],
+                false => std::slice::from_raw_parts(parts, count.min(1024)),
+            };
+            let each = parts
+                .iter()
+                .map(|part| one(part.iov_base, part.iov_len, write));
+            one(parts.as_ptr().cast(), size_of_val(parts), false) | each.fold(false, |a, b| a | b)
+        };
+        match self {
+            Buffer::Stored(at, len) => one(at, len, true),
+            Buffer::Read(at, len) => one(at, len, false),
+            Buffer::AllStored(parts, count) => all(parts, count, true),
+            Buffer::AllRead(parts, count) => all(parts, count, false),
+            Buffer::Message(message, write) => {
+                // SAFETY: as above.
+                let Some(message) = (unsafe { message.as_ref() }) else {
+                    return false;
+                };
+                one(ptr::from_ref(message).cast(), size_of::<msghdr>(), true)
+                    | one(message.msg_name, message.msg_namelen as usize, write)
+                    | one(message.msg_control, message.msg_controllen, write)
+                    | all(message.msg_iov, message.msg_iovlen, write)
+            }
+        }
+    }
+
+    #[inline]
+    fn fetch_if_any(self) -> bool {
+        pages::any() && self.fetch()
+    }
+}
+
+/// Makes a call once more for each time that it fails because of a hold, or because managed memory was taken away.
 #[inline]
-fn again(mut call: impl FnMut() -> ssize_t) -> ssize_t {
+fn again(buffer: Buffer, mut call: impl FnMut() -> ssize_t) -> ssize_t {
+    let managed = buffer.fetch_if_any();
+    let mut tries = 0;
     loop {
         let epoch = store_hold::epoch();
         let got = call();
-        if !(failed_to_store(got) && may_have_met(epoch)) {
+        if !failed_to_store(got) {
+            return got;
+        }
+        if managed && tries < TRIES {
+            tries += 1;
+            buffer.fetch();
+        } else if !may_have_met(epoch) {
             return got;
         }
     }
 }
 
-/// As [`again`]; also reads the rest of a regular file if a hold cut the call short. `call` reads behind the given
-/// bytes.
+/// As [`again`]; also transfers the rest of a regular file if the call was cut short. `call` transfers what is behind the
+/// given bytes.
 #[inline]
-fn all(file: c_int, wanted: size_t, mut call: impl FnMut(size_t) -> ssize_t) -> ssize_t {
-    let mut done = 0;
+fn all(
+    file: c_int,
+    buffer: Buffer,
+    wanted: size_t,
+    mut call: impl FnMut(size_t) -> ssize_t,
+) -> ssize_t {
+    let managed = buffer.fetch_if_any();
+    let (mut done, mut tries) = (0, 0);
     loop {
         let epoch = store_hold::epoch();
         let got = call(done);
-        if failed_to_store(got) && may_have_met(epoch) {
-            continue;
+        if failed_to_store(got) {
+            if managed && tries < TRIES {
+                tries += 1;
+                buffer.fetch();
+                continue;
+            }
+            if may_have_met(epoch) {
+                continue;
+            }
         }
         if got > 0 {
             done += got as size_t;
         }
-        if got <= 0 || done >= wanted || !may_have_met(epoch) || !is_regular(file) {
+        let cut = managed || may_have_met(epoch);
+        if got <= 0 || done >= wanted || !cut || !is_regular(file) {
             return if done > 0 { done as ssize_t } else { got };
         }
     }
@@ -65,6 +151,22 @@ fn is_regular(file: c_int) -> bool {
 /// Interposes functions: each has the C library's name and type, and `real` is the function of the C library.
 macro_rules! interpose {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) => |$real:ident| $body:expr;)*) => {
+        /// The functions of the C library.
+        #[allow(non_upper_case_globals, reason = "they have the names of the functions")]
+        mod found {
+            use super::Symbol;
+            $(pub static $name: Symbol = Symbol::new(
+                match std::ffi::CStr::from_bytes_with_nul(
+                    concat!(stringify!($name), "\0").as_bytes(),
+                ) {
+                    Ok(name) => name,
+                    Err(_) => c"",
+                },
+            );)*
+            /// All of them.
+            pub const ALL: &[&Symbol] = &[$(&$name),*];
+        }
+
         $(
             $(#[$doc])*
             ///
@@ -73,16 +175,8 @@ macro_rules! interpose {
             #[cfg_attr(not(test), unsafe(no_mangle))]
             pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> ssize_t {
                 type Real = unsafe extern "C-unwind" fn($($type),*) -> ssize_t;
-                static REAL: Symbol = Symbol::new(
-                    match std::ffi::CStr::from_bytes_with_nul(
-                        concat!(stringify!($name), "\0").as_bytes(),
-                    ) {
-                        Ok(name) => name,
-                        Err(_) => c"",
-                    },
-                );
                 // SAFETY: the C library's function of this name has this type.
-                let $real = unsafe { mem::transmute::<*mut (), Real>(REAL.address()) };
+                let $real = unsafe { mem::transmute::<*mut (), Real>(found::$name.address()) };
                 $body
             }
         )*
@@ -93,8 +187,27 @@ macro_rules! interpose {
     };
 }
 
+/// Looks the functions up while the library is loaded: the first call may come from a signal handler, where that is not
+/// possible.
+extern "C" fn find_all() {
+    for symbol in found::ALL {
+        symbol.address();
+    }
+}
+
+/// Called by the loader.
+#[cfg_attr(not(test), used)]
+#[cfg_attr(not(test), unsafe(link_section = ".init_array"))]
+#[cfg_attr(test, allow(dead_code))]
+static AT_LOAD: extern "C" fn() = find_all;
+
 /// `at` bytes further.
 fn behind(buffer: *mut c_void, at: size_t) -> *mut c_void {
+    buffer.wrapping_byte_add(at)
+}
+
+/// As [`behind`], of a buffer that is read.
+fn behind_read(buffer: *const c_void, at: size_t) -> *const c_void {
     buffer.wrapping_byte_add(at)
 }
 
@@ -102,64 +215,133 @@ interpose! {
     /// `read`
     read(file: c_int, buffer: *mut c_void, len: size_t) =>
         // SAFETY: the program's arguments, the rest of its buffer.
-        |real| all(file, len, |at| unsafe { real(file, behind(buffer, at), len - at) });
+        |real| all(file, Buffer::Stored(buffer, len), len, |at| unsafe { real(file, behind(buffer, at), len - at) });
     /// `read` of programs that are built with `_FORTIFY_SOURCE`.
     __read_chk(file: c_int, buffer: *mut c_void, len: size_t, room: size_t) =>
         // SAFETY: as above.
-        |real| all(file, len, |at| unsafe { real(file, behind(buffer, at), len - at, room - at.min(room)) });
+        |real| all(file, Buffer::Stored(buffer, len), len, |at| unsafe { real(file, behind(buffer, at), len - at, room - at.min(room)) });
     /// `pread`
     pread(file: c_int, buffer: *mut c_void, len: size_t, from: off_t) =>
         // SAFETY: as above.
-        |real| all(file, len, |at| unsafe { real(file, behind(buffer, at), len - at, from + at as off_t) });
+        |real| all(file, Buffer::Stored(buffer, len), len, |at| unsafe { real(file, behind(buffer, at), len - at, from + at as off_t) });
     /// `pread64`
     pread64(file: c_int, buffer: *mut c_void, len: size_t, from: off_t) =>
         // SAFETY: as above.
-        |real| all(file, len, |at| unsafe { real(file, behind(buffer, at), len - at, from + at as off_t) });
+        |real| all(file, Buffer::Stored(buffer, len), len, |at| unsafe { real(file, behind(buffer, at), len - at, from + at as off_t) });
     /// `pread` of programs that are built with `_FORTIFY_SOURCE`.
     __pread_chk(file: c_int, buffer: *mut c_void, len: size_t, from: off_t, room: size_t) =>
         // SAFETY: as above.
-        |real| all(file, len, |at| unsafe { real(file, behind(buffer, at), len - at, from + at as off_t, room - at.min(room)) });
+        |real| all(file, Buffer::Stored(buffer, len), len, |at| unsafe { real(file, behind(buffer, at), len - at, from + at as off_t, room - at.min(room)) });
     /// `pread64` of programs that are built with `_FORTIFY_SOURCE`.
     __pread64_chk(file: c_int, buffer: *mut c_void, len: size_t, from: off_t, room: size_t) =>
         // SAFETY: as above.
-        |real| all(file, len, |at| unsafe { real(file, behind(buffer, at), len - at, from + at as off_t, room - at.min(room)) });
+        |real| all(file, Buffer::Stored(buffer, len), len, |at| unsafe { real(file, behind(buffer, at), len - at, from + at as off_t, room - at.min(room)) });
     /// `readv`
     readv(file: c_int, parts: *const iovec, count: c_int) =>
         // SAFETY: the program's arguments.
-        |real| again(|| unsafe { real(file, parts, count) });
+        |real| again(Buffer::AllStored(parts, count as usize), || unsafe { real(file, parts, count) });
     /// `preadv`
     preadv(file: c_int, parts: *const iovec, count: c_int, from: off_t) =>
         // SAFETY: as above.
-        |real| again(|| unsafe { real(file, parts, count, from) });
+        |real| again(Buffer::AllStored(parts, count as usize), || unsafe { real(file, parts, count, from) });
     /// `preadv64`
     preadv64(file: c_int, parts: *const iovec, count: c_int, from: off_t) =>
         // SAFETY: as above.
-        |real| again(|| unsafe { real(file, parts, count, from) });
+        |real| again(Buffer::AllStored(parts, count as usize), || unsafe { real(file, parts, count, from) });
     /// `recv`
     recv(socket: c_int, buffer: *mut c_void, len: size_t, flags: c_int) =>
         // SAFETY: as above.
-        |real| again(|| unsafe { real(socket, buffer, len, flags) });
+        |real| again(Buffer::Stored(buffer, len), || unsafe { real(socket, buffer, len, flags) });
     /// `recv` of programs that are built with `_FORTIFY_SOURCE`.
     __recv_chk(socket: c_int, buffer: *mut c_void, len: size_t, room: size_t, flags: c_int) =>
         // SAFETY: as above.
-        |real| again(|| unsafe { real(socket, buffer, len, room, flags) });
+        |real| again(Buffer::Stored(buffer, len), || unsafe { real(socket, buffer, len, room, flags) });
     /// `recvfrom`
     recvfrom(socket: c_int, buffer: *mut c_void, len: size_t, flags: c_int, from: *mut sockaddr, room: *mut socklen_t) =>
         // SAFETY: as above.
-        |real| again(|| unsafe { real(socket, buffer, len, flags, from, room) });
+        |real| again(Buffer::Stored(buffer, len), || unsafe { real(socket, buffer, len, flags, from, room) });
     /// `recvmsg`
     recvmsg(socket: c_int, message: *mut msghdr, flags: c_int) =>
         // SAFETY: as above.
-        |real| again(|| unsafe { real(socket, message, flags) });
+        |real| again(Buffer::Message(message, true), || unsafe { real(socket, message, flags) });
     /// `getrandom`
     getrandom(buffer: *mut c_void, len: size_t, flags: libc::c_uint) =>
         // SAFETY: as above.
-        |real| again(|| unsafe { real(buffer, len, flags) });
+        |real| again(Buffer::Stored(buffer, len), || unsafe { real(buffer, len, flags) });
+    /// `write`
+    write(file: c_int, buffer: *const c_void, len: size_t) =>
+        // SAFETY: as above.
+        |real| all(file, Buffer::Read(buffer, len), len, |at| unsafe { real(file, behind_read(buffer, at), len - at) });
+    /// `pwrite`
+    pwrite(file: c_int, buffer: *const c_void, len: size_t, to: off_t) =>
+        // SAFETY: as above.
+        |real| all(file, Buffer::Read(buffer, len), len, |at| unsafe { real(file, behind_read(buffer, at), len - at, to + at as off_t) });
+    /// `pwrite64`
+    pwrite64(file: c_int, buffer: *const c_void, len: size_t, to: off_t) =>
+        // SAFETY: as above.
+        |real| all(file, Buffer::Read(buffer, len), len, |at| unsafe { real(file, behind_read(buffer, at), len - at, to + at as off_t) });
+    /// `writev`
+    writev(file: c_int, parts: *const iovec, count: c_int) =>
+        // SAFETY: as above.
+        |real| again(Buffer::AllRead(parts, count as usize), || unsafe { real(file, parts, count) });
+    /// `pwritev`
+    pwritev(file: c_int, parts: *const iovec, count: c_int, to: off_t) =>
+        // SAFETY: as above.
+        |real| again(Buffer::AllRead(parts, count as usize), || unsafe { real(file, parts, count, to) });
+    /// `pwritev64`
+    pwritev64(file: c_int, parts: *const iovec, count: c_int, to: off_t) =>
+        // SAFETY: as above.
+        |real| again(Buffer::AllRead(parts, count as usize), || unsafe { real(file, parts, count, to) });
+    /// `send`
+    send(socket: c_int, buffer: *const c_void, len: size_t, flags: c_int) =>
+        // SAFETY: as above.
+        |real| again(Buffer::Read(buffer, len), || unsafe { real(socket, buffer, len, flags) });
+    /// `sendto`
+    sendto(socket: c_int, buffer: *const c_void, len: size_t, flags: c_int, to: *const sockaddr, room: socklen_t) =>
+        // SAFETY: as above.
+        |real| again(Buffer::Read(buffer, len), || unsafe { real(socket, buffer, len, flags, to, room) });
+    /// `sendmsg`
+    sendmsg(socket: c_int, message: *const msghdr, flags: c_int) =>
+        // SAFETY: as above.
+        |real| again(Buffer::Message(message, false), || unsafe { real(socket, message, flags) });
 }
 
 type Fread = unsafe extern "C-unwind" fn(*mut c_void, size_t, size_t, *mut libc::FILE) -> size_t;
+type Fwrite = unsafe extern "C-unwind" fn(*const c_void, size_t, size_t, *mut libc::FILE) -> size_t;
 
-/// `fread`: also reads the rest if a hold cut it short.
+/// Transfers `wanted` bytes of a stream with `real`, which is given how many are done, and again what a hold cut short or
+/// managed memory that was taken away. Returns how many were transferred.
+fn whole(
+    file: *mut libc::FILE,
+    buffer: Buffer,
+    wanted: size_t,
+    mut real: impl FnMut(size_t) -> size_t,
+) -> size_t {
+    let mut began = store_hold::epoch();
+    let managed = buffer.fetch_if_any();
+    let mut tries = 0;
+    let mut done = real(0);
+    // SAFETY: the thread's own errno.
+    let fault = || unsafe { *libc::__errno_location() } == libc::EFAULT;
+    // SAFETY: the program's stream.
+    while done < wanted && unsafe { libc::ferror(file) } != 0 && fault() {
+        let taken_away = managed && tries < TRIES;
+        if !taken_away && !may_have_met(began) {
+            break;
+        }
+        tries += 1;
+        if taken_away {
+            buffer.fetch();
+        }
+        began = store_hold::epoch();
+        // SAFETY: as above.
+        unsafe { libc::clearerr(file) };
+        done += real(done);
+    }
+    done
+}
+
+/// `fread`: also reads the rest if it was cut short.
 ///
 /// # Safety
 /// As the C library's.
@@ -173,28 +355,39 @@ pub unsafe extern "C-unwind" fn fread(
     static REAL: Symbol = Symbol::new(c"fread");
     // SAFETY: the C library's function has this type.
     let real = unsafe { mem::transmute::<*mut (), Fread>(REAL.address()) };
-    let epoch = store_hold::epoch();
     let wanted = match size.checked_mul(count) {
         Some(bytes) if bytes > 0 => bytes,
         // SAFETY: the program's arguments.
         _ => return unsafe { real(buffer, size, count, file) },
     };
     // By bytes, so that a part of an element is known.
-    // SAFETY: as above; as many bytes.
-    let mut done = unsafe { real(buffer, 1, wanted, file) };
-    let mut began = epoch;
-    // SAFETY: the thread's own errno.
-    let fault = || unsafe { *libc::__errno_location() } == libc::EFAULT;
-    // SAFETY: the program's stream.
-    while done < wanted && unsafe { libc::ferror(file) } != 0 && fault() && may_have_met(began) {
-        began = store_hold::epoch();
-        // SAFETY: as above; the rest of the buffer.
-        done += unsafe {
-            libc::clearerr(file);
-            real(behind(buffer, done), 1, wanted - done, file)
-        };
-    }
-    done / size
+    // SAFETY: as above; the rest of the buffer.
+    let rest = |done| unsafe { real(behind(buffer, done), 1, wanted - done, file) };
+    whole(file, Buffer::Stored(buffer, wanted), wanted, rest) / size
+}
+
+/// `fwrite`: from managed memory too.
+///
+/// # Safety
+/// As the C library's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C-unwind" fn fwrite(
+    buffer: *const c_void,
+    size: size_t,
+    count: size_t,
+    file: *mut libc::FILE,
+) -> size_t {
+    static REAL: Symbol = Symbol::new(c"fwrite");
+    // SAFETY: the C library's function has this type.
+    let real = unsafe { mem::transmute::<*mut (), Fwrite>(REAL.address()) };
+    let wanted = match size.checked_mul(count) {
+        Some(bytes) if bytes > 0 && pages::any() && pages::is_in(buffer.addr() as u64) => bytes,
+        // SAFETY: the program's arguments.
+        _ => return unsafe { real(buffer, size, count, file) },
+    };
+    // SAFETY: as above; the rest of the buffer.
+    let rest = |done| unsafe { real(behind_read(buffer, done), 1, wanted - done, file) };
+    whole(file, Buffer::Read(buffer, wanted), wanted, rest) / size
 }
 
 #[cfg(test)]
@@ -203,7 +396,7 @@ mod tests {
 
     #[test]
     fn every_name_is_one_of_the_c_library() {
-        for name in NAMES.iter().chain(&["fread"]) {
+        for name in NAMES.iter().chain(&["fread", "fwrite"]) {
             let name = std::ffi::CString::new(*name).expect("a name");
             // SAFETY: a C string.
             let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
@@ -218,7 +411,8 @@ mod tests {
         let raw = std::os::fd::AsRawFd::as_raw_fd(&file);
         let mut calls = Vec::new();
         // Each call meets a hold that ends, and stores 40 bytes at most; the second one fails.
-        let got = all(raw, 100, |at| {
+        let none = Buffer::Stored(ptr::null(), 0);
+        let got = all(raw, none, 100, |at| {
             drop(store_hold::Hold::begin(0, 0));
             calls.push(at);
             if calls.len() == 2 {
@@ -229,7 +423,7 @@ mod tests {
             (100 - at).min(40) as ssize_t
         });
         assert_eq!((got, calls), (100, vec![0, 40, 40, 80]));
-        let short = all(raw, 100, |_| 40);
+        let short = all(raw, none, 100, |_| 40);
         assert_eq!(
             short, 40,
             "without a hold a short read is the kernel's answer"

@@ -263,7 +263,7 @@ pub fn wait_in(session: &Session, stream: StreamRef, event: EventRef, flags: u32
         flags,
         pad: 0,
     };
-    stream::submit(session, stream, Op::StreamWaitEvent, &body, &[])?;
+    stream::submit_apart(session, stream, Op::StreamWaitEvent, &body, &[])?;
     if event.is_of_several() && !stream.is_capturing() {
         await_taken(session)?;
     }

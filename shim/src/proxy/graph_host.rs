@@ -19,6 +19,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::ffi::Status;
 use crate::proxy::hostfn::{self, Function};
+use crate::proxy::pages;
 use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::Session;
 
@@ -164,10 +165,12 @@ fn run(session: &Session, runner: &Runner) {
                 continue;
             }
             arrived.store(0, Ordering::Relaxed);
+            pages::observe(session);
             if let Ok((function, data)) = function(token) {
                 // SAFETY: the program's function with the program's data, when its turn has come.
                 unsafe { function(data as *mut _) };
             }
+            pages::observe(session);
             session.flag(slot + RETURNED).store(1, Ordering::Release);
             let mut state = runner.state.lock();
             state.outstanding = state.outstanding.saturating_sub(1);

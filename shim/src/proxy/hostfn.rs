@@ -19,6 +19,7 @@ use mpsshim_proto::segment::{ARRIVED, FLAGS};
 use parking_lot::{Condvar, Mutex};
 
 use crate::ffi::Status;
+use crate::proxy::pages;
 use crate::proxy::stream::StreamRef;
 use crate::proxy::submit::Session;
 use crate::proxy::wait::{self, Policy};
@@ -125,7 +126,10 @@ fn run(session: &Session, slot: u32, queue: &Queue) {
         };
         drop(state);
         let arrived = wait::wait(session, slot + ARRIVED, value, Policy::HostFunction);
+        pages::observe(session);
         work.run(arrived.err().unwrap_or(CUDA_SUCCESS));
+        // What comes next in the stream sees what it has written.
+        pages::observe(session);
         session.host_function_returned(slot, value);
         state = queue.state.lock();
     }

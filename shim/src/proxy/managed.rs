@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::ffi::Status;
 use crate::proxy::context::{self, Context};
 use crate::proxy::memory;
+use crate::proxy::pages;
 use crate::proxy::stream;
 use crate::proxy::submit::Session;
 
@@ -62,9 +63,15 @@ pub fn check_flags(flags: u32) -> Status {
 }
 
 /// `cuMemAllocManaged`.
-pub fn alloc(session: &Session, context: &Context, len: u64, flags: u32) -> Status<u64> {
+pub fn alloc(session: &Session, context: &'static Context, len: u64, flags: u32) -> Status<u64> {
     check_flags(flags)?;
-    let start = memory::host_alloc(session, context, len, MANAGED | flags)?;
+    let start = match memory::managed_alloc(session, context, len, flags) {
+        // It is then host memory, which devices access over the bus.
+        Err(CUDA_ERROR_OUT_OF_MEMORY | CUDA_ERROR_NOT_SUPPORTED) => {
+            memory::host_alloc(session, context, len, MANAGED | flags)?
+        }
+        given => given?,
+    };
     // A block that ended with its context left its advice behind.
     ADVICE.lock().remove(&start);
     Ok(start)
@@ -212,9 +219,13 @@ pub fn advise(address: u64, len: u64, advice: u32, location: CUmemLocation) -> S
     }
 }
 
-/// `cuMemPrefetchAsync`: the memory stays where it is.
+/// `cuMemPrefetchAsync`: to a device, what the host has changed goes there now; to the host, pages are fetched when they
+/// are first used, in large parts.
 pub fn prefetch(address: u64, len: u64, location: CUmemLocation) -> Status {
     let there = place(location, CUDA_ERROR_INVALID_DEVICE)?;
+    if len > 0 && there.kind != CU_MEM_LOCATION_TYPE_DEVICE {
+        pages::expect(address, len);
+    }
     change(address, len, |a| a.prefetched = Some(there))
 }
 

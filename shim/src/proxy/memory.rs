@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use mpsshim_api::cuda::{
     CU_MEM_ATTACH_GLOBAL, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_MPS_RPC_FAILURE,
-    CUDA_ERROR_OUT_OF_MEMORY, CUresult,
+    CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUresult,
 };
 use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::graph_memory::GraphMemory;
@@ -19,6 +19,7 @@ use parking_lot::{Mutex, RwLock};
 use crate::ffi::Status;
 use crate::proxy::context::{self, Context};
 use crate::proxy::extents;
+use crate::proxy::pages;
 use crate::proxy::pool::{Block, Pool, Source};
 use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::{Answer, Session};
@@ -30,11 +31,16 @@ const DEVICE_ROUND: u64 = 2 << 20;
 const HOST_ROUND: u64 = 64 << 10;
 
 static DEVICE: [Mutex<Pool>; MAX_DEVICES] =
-    [const { Mutex::new(Pool::new(DEVICE_ROUND)) }; MAX_DEVICES];
-static HOST: Mutex<Pool> = Mutex::new(Pool::new(HOST_ROUND));
+    [const { Mutex::new(Pool::new(DEVICE_ROUND, 1)) }; MAX_DEVICES];
+static HOST: Mutex<Pool> = Mutex::new(Pool::new(HOST_ROUND, 1));
+/// Managed memory that has its home on a device. The blocks' numbers differ from those of [`HOST`].
+static MANAGED_BLOCKS: [Mutex<Pool>; MAX_DEVICES] =
+    [const { Mutex::new(Pool::new(DEVICE_ROUND, 1 << 40)) }; MAX_DEVICES];
 static HOST_MAPPINGS: Mutex<BTreeMap<u64, Mapping>> = Mutex::new(BTreeMap::new());
 /// Whether the host arena's addresses are reserved in this process.
 static HOST_ARENA_RESERVED: AtomicBool = AtomicBool::new(false);
+/// Likewise those of the device arena.
+static DEVICE_ARENA_RESERVED: AtomicBool = AtomicBool::new(false);
 static GLOBALS: RwLock<BTreeMap<u64, Global>> = RwLock::new(BTreeMap::new());
 static REGISTERED: RwLock<BTreeMap<u64, Registered>> = RwLock::new(BTreeMap::new());
 /// Memory that nodes of graphs allocate.
@@ -85,7 +91,7 @@ impl Source for DeviceSource<'_> {
         let body = MemGrant {
             len,
             device: self.device,
-            pad: 0,
+            flags: 0,
         };
         let range: Range = self.session.request(Op::MemGrant, &body, &[])?.read()?;
         if range.len < len || device_of(range.start) != Some(self.device) {
@@ -105,6 +111,36 @@ impl Source for DeviceSource<'_> {
 
     fn release(&mut self, start: u64, len: u64) {
         // An error means that the server is gone, and the memory with it.
+        let _ = self.session.submit(Op::MemRelease, &Range { start, len });
+    }
+}
+
+struct ManagedSource<'a> {
+    session: &'a Session,
+    device: u32,
+}
+
+impl Source for ManagedSource<'_> {
+    fn grant(&mut self, len: u64) -> Result<(u64, u64), CUresult> {
+        let body = MemGrant {
+            len,
+            device: self.device,
+            flags: MANAGED,
+        };
+        let range: Range = self.session.request(Op::MemGrant, &body, &[])?.read()?;
+        if range.len < len || server_device_of(range.start) != Some(self.device) {
+            tracing::error!(
+                ?range,
+                "the server granted an invalid range of managed memory"
+            );
+            return Err(CUDA_ERROR_MPS_RPC_FAILURE);
+        }
+        pages::add(range.start, range.len);
+        Ok((range.start, range.len))
+    }
+
+    fn release(&mut self, start: u64, len: u64) {
+        pages::remove(self.session, start);
         let _ = self.session.submit(Op::MemRelease, &Range { start, len });
     }
 }
@@ -172,9 +208,61 @@ pub fn host_arena_reserved() {
     HOST_ARENA_RESERVED.store(true, Ordering::Relaxed);
 }
 
-/// The server's ordinal of the device that an address of the device arena belongs to.
+/// The device arena's addresses are kept free in this process.
+pub fn device_arena_reserved() {
+    DEVICE_ARENA_RESERVED.store(true, Ordering::Relaxed);
+}
+
+/// The server's ordinal of the device that an address belongs to, of device memory that is not managed.
 pub fn device_of(address: u64) -> Option<u32> {
+    server_device_of(address).filter(|_| !arena::is_managed(address))
+}
+
+/// As [`device_of`], also for managed memory that has its home on the device.
+pub fn server_device_of(address: u64) -> Option<u32> {
     arena::is_device(address).then(|| ((address - DEVICE_ARENA) / DEVICE_ARENA_STRIDE) as u32)
+}
+
+/// The blocks of managed memory among which an address would be.
+fn managed_pool(address: u64) -> Option<&'static Mutex<Pool>> {
+    let device = server_device_of(address).filter(|_| arena::is_managed(address))?;
+    MANAGED_BLOCKS.get(device as usize)
+}
+
+/// Allocates managed memory that has its home on the device of a context.
+///
+/// # Errors
+/// `CUDA_ERROR_OUT_OF_MEMORY`; `CUDA_ERROR_NOT_SUPPORTED` without addresses for it.
+pub fn managed_alloc(
+    session: &Session,
+    context: &'static Context,
+    len: u64,
+    flags: u32,
+) -> Status<u64> {
+    session.check()?;
+    if !DEVICE_ARENA_RESERVED.load(Ordering::Relaxed) {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    pages::prepare(session, context)?;
+    let device = context.server_device;
+    let mut source = ManagedSource { session, device };
+    let pool = MANAGED_BLOCKS.get(device as usize);
+    let mut pool = pool.ok_or(CUDA_ERROR_INVALID_VALUE)?.lock();
+    let start = pool.alloc(len, context.handle, MANAGED | flags, &mut source)?;
+    if pool.has_own_grant(start) {
+        pages::renew(start);
+    }
+    Ok(start)
+}
+
+/// Allocates the host's pages of managed memory, which belong to no context.
+pub fn host_alloc_of_pages(session: &Session, device: u32, len: u64) -> Status<u64> {
+    let mut source = HostSource {
+        session,
+        device,
+        flags: 0,
+    };
+    HOST.lock().alloc(len, 0, 0, &mut source)
 }
 
 fn device_pool(device: u32) -> Status<&'static Mutex<Pool>> {
@@ -303,7 +391,13 @@ pub fn give_back_unused(session: &Session) -> bool {
         device: 0,
         flags: 0,
     };
-    let mut any = HOST.lock().give_back_all(&mut source);
+    let mut any = false;
+    for (device, pool) in MANAGED_BLOCKS.iter().enumerate() {
+        let device = device as u32;
+        let mut source = ManagedSource { session, device };
+        any |= pool.lock().give_back_all(&mut source);
+    }
+    any |= HOST.lock().give_back_all(&mut source);
     for (device, pool) in DEVICE.iter().enumerate() {
         let device = device as u32;
         let mut source = DeviceSource { session, device };
@@ -378,8 +472,13 @@ pub fn host_free(session: &Session, address: u64) -> Status {
     host_give_back(session, address)
 }
 
-/// Frees pinned host memory that no work uses.
+/// Frees pinned or managed memory that no work uses.
 pub fn host_give_back(session: &Session, address: u64) -> Status {
+    if let Some(pool) = managed_pool(address) {
+        let device = server_device_of(address).unwrap_or(0);
+        let mut source = ManagedSource { session, device };
+        return pool.lock().free(address, &mut source).map(drop);
+    }
     let mut source = HostSource {
         session,
         device: 0,
@@ -393,6 +492,10 @@ pub fn release_of_context(session: &Session, context: &Context) {
     let device = context.server_device;
     if let Ok(pool) = device_pool(device) {
         let mut source = DeviceSource { session, device };
+        pool.lock().free_owned(context.handle, &mut source);
+    }
+    if let Some(pool) = MANAGED_BLOCKS.get(device as usize) {
+        let mut source = ManagedSource { session, device };
         pool.lock().free_owned(context.handle, &mut source);
     }
     let mut source = HostSource {
@@ -496,8 +599,11 @@ pub fn device_block(address: u64) -> Option<(u64, Block, u32)> {
     Some((start, block, device))
 }
 
-/// The pinned block that contains an address.
+/// The pinned or managed block that contains an address.
 pub fn host_block(address: u64) -> Option<(u64, Block)> {
+    if let Some(pool) = managed_pool(address) {
+        return pool.lock().find(address);
+    }
     if !arena::is_host(address) {
         return None;
     }
@@ -524,6 +630,9 @@ pub fn place(address: u64, len: u64) -> Status<Place> {
             Err(CUDA_ERROR_INVALID_VALUE)
         }
     };
+    if let Some(pool) = managed_pool(address) {
+        return inside(pool.lock().contains(address, len), Place::Device(address));
+    }
     if let Some(device) = device_of(address) {
         let contained = device_pool(device)?.lock().contains(address, len)
             || extents::covers(address, len) == Some(true);

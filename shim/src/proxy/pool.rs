@@ -83,8 +83,8 @@ fn round_up(len: u64, to: u64) -> Option<u64> {
 }
 
 impl Pool {
-    /// An empty pool.
-    pub const fn new(round: u64) -> Pool {
+    /// An empty pool, whose blocks are numbered from `first_id` on.
+    pub const fn new(round: u64, first_id: u64) -> Pool {
         Pool {
             round,
             slabs: BTreeMap::new(),
@@ -94,7 +94,7 @@ impl Pool {
             kept: BTreeSet::new(),
             kept_bytes: 0,
             live: BTreeMap::new(),
-            next_id: 1,
+            next_id: first_id,
         }
     }
 
@@ -317,6 +317,14 @@ impl Pool {
     pub fn find(&self, address: u64) -> Option<(u64, Block)> {
         let (start, block) = self.live.range(..=address).next_back()?;
         (address - start < block.len).then_some((*start, *block))
+    }
+
+    /// Whether the block that begins at an address has a grant of its own.
+    pub fn has_own_grant(&self, start: u64) -> bool {
+        self.live
+            .get(&start)
+            .is_some_and(|block| block.grant == start)
+            && !self.slabs.contains_key(&start)
     }
 
     /// Whether a block begins at an address.

@@ -24,6 +24,7 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::ffi::Status;
 use crate::proxy::context::{self, Context};
 use crate::proxy::objects::{Entry, Table};
+use crate::proxy::pages;
 use crate::proxy::submit::{Ring, Session};
 use crate::proxy::wait::{self, Policy};
 use crate::proxy::waited::{self, Seen};
@@ -387,6 +388,20 @@ pub fn destroy(session: &Session, handle: u64) -> Status {
 /// Puts one operation of a stream into the ring.
 #[inline]
 pub fn submit<T: IntoBytes + Immutable>(
+    session: &Session,
+    stream: StreamRef,
+    op: Op,
+    body: &T,
+    trailing: &[u8],
+) -> Status {
+    pages::touch_bytes(trailing);
+    let _work = pages::before_work(session)?;
+    submit_apart(session, stream, op, body, trailing)
+}
+
+/// As [`submit`], for operations that touch no managed memory.
+#[inline]
+pub fn submit_apart<T: IntoBytes + Immutable>(
     session: &Session,
     stream: StreamRef,
     op: Op,

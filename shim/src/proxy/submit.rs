@@ -24,8 +24,8 @@ use parking_lot::{Mutex, MutexGuard};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::ffi::Status;
-use crate::proxy::printing;
 use crate::proxy::slots::Slots;
+use crate::proxy::{pages, printing};
 
 /// Messages between two checks of the socket.
 const MESSAGES_PER_LOOK: u32 = 256;
@@ -61,6 +61,8 @@ pub struct Session {
     parting: Once,
     doorbell: Doorbell,
     sender: Mutex<Sender>,
+    /// The express ring, which managed memory uses ([`crate::proxy::pages`]).
+    express: Mutex<Producer<RingMemory>>,
     /// Held from a request to its answer: there is one answer slot.
     requests: Mutex<u64>,
     /// Status of every further call, once the server is gone; 0 before.
@@ -111,7 +113,7 @@ impl Session {
     /// `base` is a mapping of a whole segment that is never unmapped, and nothing else produces into its ring.
     pub unsafe fn new(base: *mut u8, socket: OwnedFd, doorbell: Doorbell) -> Session {
         // SAFETY: the caller's promise.
-        let memory = unsafe { RingMemory::new(base) };
+        let (memory, express) = unsafe { (RingMemory::new(base), RingMemory::express(base)) };
         Session {
             base,
             socket,
@@ -123,6 +125,7 @@ impl Session {
                 producer: Producer::new(memory),
                 messages: 0,
             }),
+            express: Mutex::new(Producer::new(express)),
             requests: Mutex::new(0),
             failed: AtomicU32::new(0),
             operations: AtomicU64::new(0),
@@ -300,6 +303,36 @@ impl Session {
         self.ring()?.put(op, 0, body, &[])
     }
 
+    /// Writes one message into the express ring; waits while that is full.
+    ///
+    /// # Errors
+    /// The session's, once it has ended.
+    pub fn put_express<T: IntoBytes + Immutable>(&self, op: Op, body: &T) -> Status {
+        let mut express = self.express.lock();
+        let body = body.as_bytes();
+        let mut round = 0u32;
+        let room = loop {
+            self.check()?;
+            if let Some(room) = express.reserve(body.len()) {
+                break room;
+            }
+            round += 1;
+            self.wake_server();
+            match round {
+                0..1_000 => std::hint::spin_loop(),
+                _ => std::thread::sleep(Duration::from_micros(20)),
+            }
+            if round.is_multiple_of(4096) {
+                self.look()?;
+            }
+        };
+        express.fill(room, 0, body);
+        express.publish(room, op as u16, 0, 0);
+        drop(express);
+        self.wake_server();
+        Ok(())
+    }
+
     /// Waits until the server has executed the work given to a stream: returns the error of a captured operation.
     #[cold]
     pub fn settle(&self, stream: u64) -> Status {
@@ -320,6 +353,7 @@ impl Session {
         body: &T,
         trailing: &[u8],
     ) -> Status<Answer> {
+        pages::touch_bytes(trailing);
         let mut requests = self.requests.lock();
         *requests += 1;
         self.exchange(op, 0, body, trailing)
@@ -334,6 +368,7 @@ impl Session {
         descriptor: BorrowedFd<'_>,
         len: u64,
     ) -> Status<Answer> {
+        pages::touch_bytes(trailing);
         let mut requests = self.requests.lock();
         *requests += 1;
         let note = DescriptorNote {

@@ -156,7 +156,7 @@ fn memory_on(peer: &mut Peer, device: u32) -> u64 {
     let body = MemGrant {
         len: 4096,
         device,
-        pad: 0,
+        flags: 0,
     };
     let range: Range = peer.ask(Op::MemGrant, &body, &[]).expect("memory");
     range.start

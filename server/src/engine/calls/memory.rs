@@ -32,8 +32,9 @@ impl Session {
     pub fn mem_grant(&mut self, shared: &Shared, body: MemGrant) -> Reply {
         let device = shared.gpu.device(body.device)?;
         let memory = Memory::Device(device.ordinal);
+        let managed = body.flags & MANAGED != 0;
         let grant = self.with_room(shared, (memory, body.len), |session| {
-            device.grant(&shared.gpu.driver, &session.account, body.len)
+            device.grant(&shared.gpu.driver, &session.account, (body.len, managed))
         })?;
         let range = Range {
             start: grant.start,
@@ -330,7 +331,7 @@ mod tests {
     const SOME: MemGrant = MemGrant {
         len: UNIT,
         device: 0,
-        pad: 0,
+        flags: 0,
     };
     #[test]
     fn memory_of_no_device_and_beyond_the_limit_is_refused() {
@@ -344,7 +345,7 @@ mod tests {
             let body = MemGrant {
                 len,
                 device,
-                pad: 0,
+                flags: 0,
             };
             assert_eq!(test.status(Op::MemGrant, &body, &[]), status, "{len}");
         }

@@ -406,7 +406,7 @@ mod tests {
     /// Memory that another session of this user shares, its handle, and what that session holds.
     fn of_another(test: &Fixture, uid: u32) -> (IpcOpen, Arc<Grant>, Sharing) {
         let device = test.shared.gpu.device(0).expect("a device");
-        let grant = device.grant(&test.shared.gpu.driver, &Account::default(), UNIT);
+        let grant = device.grant(&test.shared.gpu.driver, &Account::default(), (UNIT, false));
         let grant = Arc::new(grant.expect("memory"));
         let mut sharing = Sharing::default();
         let (shares, range) = (&test.shared.roster.shares, (grant.start, UNIT));
@@ -890,7 +890,7 @@ mod tests {
         let grant = MemGrant {
             len: UNIT,
             device: 0,
-            pad: 0,
+            flags: 0,
         };
         assert_eq!(test.status(Op::MemGrant, &grant, &[]), CUDA_SUCCESS);
         assert_eq!(test.calls(), 2);

@@ -31,6 +31,11 @@ impl Segment {
         // SAFETY: the mapping has SEGMENT_LEN bytes; a session keeps its segment as long as its consumer.
         unsafe { RingMemory::new(self.base()) }
     }
+    /// The express ring's memory.
+    pub fn express(&self) -> RingMemory {
+        // SAFETY: as above.
+        unsafe { RingMemory::express(self.base()) }
+    }
     /// Value of a flag, as last written by the GPU (or by the client, which then deceives only itself); 0 for a slot
     /// outside the table.
     #[inline]

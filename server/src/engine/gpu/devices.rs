@@ -9,9 +9,10 @@ use crate::engine::gpu::copy_kernel::{CopyKernel, LargeCopies};
 use crate::engine::gpu::flag_kernel::FlagKernel;
 use crate::engine::gpu::green::Green;
 use crate::engine::gpu::kept_streams::KeptStreams;
+use crate::engine::gpu::managed_arena::ManagedArena;
 use crate::engine::gpu::partition::Partition;
 use mpsshim_api::cuda::*;
-use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_STRIDE};
+use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_STRIDE, MANAGED_OFFSET};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
@@ -134,6 +135,7 @@ pub struct Device {
     pub ordinal: Ordinal,
     starting: Mutex<()>,
     addresses: Mutex<RangeAllocator>,
+    managed: ManagedArena,
     partition: OnceLock<Result<Arc<Partition>, CUresult>>,
     main: Context,
     /// Annex contexts, created when needed and closed when no session uses them.
@@ -373,7 +375,8 @@ impl Device {
             multiprocessors: multiprocessors as u32,
             ordinal,
             starting: Mutex::new(()),
-            addresses: Mutex::new(RangeAllocator::new(start, DEVICE_ARENA_STRIDE, 2 << 20)),
+            addresses: Mutex::new(RangeAllocator::new(start, MANAGED_OFFSET, 2 << 20)),
+            managed: ManagedArena::new(start),
             partition: OnceLock::new(),
             main: Context::default(),
             annexes: Default::default(),
@@ -461,7 +464,7 @@ impl Device {
         driver.ctx_set_current(context)?;
         let start = DEVICE_ARENA + self.ordinal.index() as u64 * DEVICE_ARENA_STRIDE;
         let mut reserved = 0;
-        driver.mem_address_reserve(&mut reserved, DEVICE_ARENA_STRIDE as usize, 0, start, 0)?;
+        driver.mem_address_reserve(&mut reserved, MANAGED_OFFSET as usize, 0, start, 0)?;
         if reserved != start {
             tracing::error!(
                 "the driver reserved {reserved:#x} instead of {start:#x} for device memory"
@@ -471,8 +474,7 @@ impl Device {
         let mut granularity = 0;
         driver.mem_get_granularity(&mut granularity, &self.properties(), 0)?;
         if granularity as u64 != 2 << 20 {
-            *self.addresses.lock() =
-                RangeAllocator::new(start, DEVICE_ARENA_STRIDE, granularity as u64);
+            *self.addresses.lock() = RangeAllocator::new(start, MANAGED_OFFSET, granularity as u64);
         }
         own.furnish(driver, Some(DEVICE_HEAP), STREAMS_AHEAD)?;
         let _ = own.raw.set(context);
@@ -688,7 +690,12 @@ impl Device {
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` or driver errors; then nothing is charged or held.
-    pub fn grant(&self, driver: &Driver, account: &Account, len: u64) -> Result<Grant, CUresult> {
+    pub fn grant(
+        &self,
+        driver: &Driver,
+        account: &Account,
+        (len, managed): (u64, bool),
+    ) -> Result<Grant, CUresult> {
         self.make_current(driver)?;
         let len = self
             .addresses
@@ -696,18 +703,20 @@ impl Device {
             .round_up(len)
             .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let charge = account.take(Memory::Device(self.ordinal), len)?;
-        let start = self
-            .addresses
-            .lock()
-            .take(len)
-            .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let start = match managed {
+            true => self.managed.take(driver, len)?,
+            false => {
+                let start = self.addresses.lock().take(len);
+                start.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?
+            }
+        };
         let mut handle = CUmemGenericAllocationHandle::NULL;
         let made = driver.mem_create(&mut handle, len as usize, &self.properties(), 0);
         let made = made.and_then(|()| self.map(driver, handle, (start, len)));
         match made {
             Ok(()) => Ok(self.granted(handle, (start, len), charge)),
             Err(status) => {
-                self.addresses.lock().give_back(start, len);
+                self.give_back(driver, start, len)?;
                 self.short.store(true, Ordering::Relaxed);
                 Err(status)
             }
@@ -727,8 +736,12 @@ impl Device {
     ) -> Result<Grant, CUresult> {
         self.make_current(driver)?;
         let charge = account.take(Memory::Device(self.ordinal), len)?;
-        let taken = self.addresses.lock().take_at(start, len);
-        taken.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if self.managed.contains(start) {
+            self.managed.take_at(driver, start, len)?;
+        } else {
+            let taken = self.addresses.lock().take_at(start, len);
+            taken.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        }
         let mut handle = CUmemGenericAllocationHandle::NULL;
         let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
         let descriptor = memory.as_raw_fd() as usize;
@@ -736,7 +749,7 @@ impl Device {
         match made.and_then(|()| self.map(driver, handle, (start, len))) {
             Ok(()) => Ok(self.granted(handle, (start, len), charge)),
             Err(status) => {
-                self.addresses.lock().give_back(start, len);
+                self.give_back(driver, start, len)?;
                 Err(status)
             }
         }
@@ -811,7 +824,15 @@ impl Device {
         self.make_current(driver)?;
         driver.mem_unmap(grant.start, grant.len as usize)?;
         driver.mem_release(grant.handle)?;
-        self.addresses.lock().give_back(grant.start, grant.len);
+        self.give_back(driver, grant.start, grant.len)
+    }
+
+    /// Takes back addresses where nothing is mapped any more.
+    fn give_back(&self, driver: &Driver, start: u64, len: u64) -> Result<(), CUresult> {
+        if self.managed.contains(start) {
+            return self.managed.give_back(driver, start, len);
+        }
+        self.addresses.lock().give_back(start, len);
         Ok(())
     }
 

@@ -10,6 +10,7 @@ pub mod footprint;
 pub mod green;
 pub mod host;
 pub mod kept_streams;
+pub mod managed_arena;
 pub mod managed_image;
 pub mod open;
 pub mod partition;

@@ -239,8 +239,8 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
         return Err(turn_away(parts, 0, why));
     };
     let uid = client.info.uid;
-    let consumer = match may_go_on(&parts) {
-        Ok(consumer) => consumer,
+    let rings = match may_go_on(&parts) {
+        Ok(rings) => rings,
         Err(why) => return Err(turn_away(parts, uid, why)),
     };
     let account = match shared.roster.admission.users().place(uid) {
@@ -291,13 +291,13 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
     shared.roster.fairness.set_weight(&own.standing, weight);
     let home = shared.lanes.least_loaded();
     let mut session = Box::new(Session::new(own, home));
-    session.inbox.consumer = consumer;
+    [session.inbox.consumer, session.inbox.express] = rings;
     session.objects.places = places;
     Ok((session, records))
 }
 
-/// Checks whether a session may be restored. Returns its ring, which is valid as long as the segment's mapping.
-fn may_go_on(parts: &Parts) -> Result<Consumer<RingMemory>, Lost> {
+/// Checks whether a session may be restored. Returns its rings, which are valid as long as the segment's mapping.
+fn may_go_on(parts: &Parts) -> Result<[Consumer<RingMemory>; 2], Lost> {
     let bonds = parts.description.bonds();
     if !bonds.is_empty() {
         return Err(format!("it was bound to its context by {bonds}"));
@@ -319,7 +319,10 @@ fn may_go_on(parts: &Parts) -> Result<Consumer<RingMemory>, Lost> {
     if consumer.has_message() && parts.description.note_attempt(taken) > MOST_ATTEMPTS {
         return Err("servers end with its next call".into());
     }
-    Ok(consumer)
+    // SAFETY: as above.
+    let express = unsafe { RingMemory::express(parts.segment.base()) };
+    let express = Consumer::resume(express).map_err(|violation| violation.to_string())?;
+    Ok([consumer, express])
 }
 
 /// Restores the session's objects.

@@ -11,6 +11,7 @@ use crate::engine::calls::Undone;
 use crate::engine::objects::fairness;
 use crate::engine::objects::held::Order;
 use crate::engine::objects::trace::session::execute;
+use crate::engine::scheduling::express::Served;
 use crate::engine::scheduling::parking::{self, Parked, Sessions};
 use crate::engine::scheduling::patience::{Next, Patience};
 use crate::engine::session::Session;
@@ -319,12 +320,20 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
         shared.gpu.printing.contain();
     }
     let mut wrote = false;
+    if !shared.fate.is_resting() {
+        match session.serve_express(shared) {
+            Ok(Served::Nothing) => {}
+            Ok(Served::Some) => wrote = true,
+            Ok(Served::Full) => return Visit::Full,
+            Err(why) => return Visit::Ended(Some(why)),
+        }
+    }
     if session.inbox.held.any() {
         if !session.may_work(&shared.gpu) {
             return Visit::Full;
         }
         match session.replay(shared) {
-            Ok(worked) => wrote = worked,
+            Ok(worked) => wrote |= worked,
             Err(why) => return Visit::Ended(Some(why)),
         }
         if !session.inbox.held.any() {

@@ -2,6 +2,7 @@
 
 pub mod adopt;
 pub mod dispatch;
+pub mod express;
 pub mod moving;
 pub mod own_context;
 pub mod parking;

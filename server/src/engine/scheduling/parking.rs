@@ -179,7 +179,8 @@ impl Session {
 
     /// Whether it needs service now.
     pub fn wants_attention(&self) -> bool {
-        self.inbox.consumer.has_message() && !self.inbox.held.is_stalled()
+        self.inbox.express.has_message()
+            || self.inbox.consumer.has_message() && !self.inbox.held.is_stalled()
             || self.inbox.held.is_released(&self.shared.segment)
             || self.shared.hung_up.load(Ordering::Relaxed)
     }

@@ -203,7 +203,7 @@ impl Session {
         let side = shared.side();
         Session {
             account: shared.account.clone(),
-            inbox: Inbox::new(shared.segment.ring()),
+            inbox: Inbox::new(shared.segment.ring(), shared.segment.express()),
             objects: Objects::new(),
             flow: Flow::new(home),
             lasting: Lasting::new(),

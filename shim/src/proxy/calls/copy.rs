@@ -10,7 +10,7 @@ use crate::ffi::{Status, guard};
 use crate::proxy::memory::{self, Place};
 use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::{Session, session};
-use crate::proxy::{capture, context, default_stream, shadow, staging};
+use crate::proxy::{capture, context, default_stream, pages, shadow, staging};
 
 entries! {
     cuMemcpy(_, _, _) => copy::<false>,
@@ -85,6 +85,10 @@ pub fn transfer(
     if len == 0 {
         return session.check();
     }
+    let work = match pages::is_in(to) || pages::is_in(from) {
+        true => pages::before_work(session)?,
+        false => None,
+    };
     let (to, from) = (place(to, to_said, len)?, place(from, from_said, len)?);
     if stream.is_capturing() {
         if when == When::Sync {
@@ -100,6 +104,7 @@ pub fn transfer(
         }
         (Some(to), Some(from)) => {
             submit(session, stream, to, from, (len, 0))?;
+            drop(work);
             // Copies within the device are not waited for; those that touch host memory are.
             let touches_host = to.1 == Side::Host || from.1 == Side::Host;
             if when == When::Sync && touches_host {
@@ -122,7 +127,7 @@ pub fn transfer(
                     stream: stream.handle(),
                     len,
                 };
-                return stream::submit(session, stream, Op::CopyInline, &body, data);
+                return stream::submit_apart(session, stream, Op::CopyInline, &body, data);
             }
             // SAFETY: as above.
             unsafe { staging::to_device(session, stream, to, from, len) }
@@ -187,7 +192,7 @@ fn submit(
         sides: to.1 as u32 | (from.1 as u32) << 8 | kinds,
         pad: 0,
     };
-    stream::submit(session, stream, Op::Copy, &body, &[])
+    stream::submit_apart(session, stream, Op::Copy, &body, &[])
 }
 
 /// Host memory to host memory, by this thread once the stream has got there.

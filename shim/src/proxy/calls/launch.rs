@@ -18,7 +18,7 @@ use crate::ffi::{In, Status, guard};
 use crate::proxy::module::{self, Function, FunctionRef};
 use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::session;
-use crate::proxy::{context, default_stream, event, printing};
+use crate::proxy::{context, default_stream, event, pages, printing};
 
 entries! {
     cuLaunchKernel(_, _, _, _, _, _, _, _, _, _, _) => launch_kernel::<false>,
@@ -248,6 +248,21 @@ fn each_param(
     }
 }
 
+/// Makes parameters that lie in managed memory accessible, before they are read with the ring held.
+#[cold]
+fn touch(function: &Function, params: &Params) -> Status {
+    match params {
+        Params::Each(pointers) => {
+            for (index, param) in function.layout().params.iter().enumerate() {
+                pages::touch(pointers.at(index)?.addr() as u64, param.size.into(), false);
+            }
+        }
+        Params::Packed(buffer, len) => pages::touch(buffer.addr() as u64, *len as u64, false),
+        Params::None => {}
+    }
+    Ok(())
+}
+
 /// Checks the limits that the driver checks in the call itself.
 #[inline]
 pub fn check(function: &Function, shape: &Shape) -> Status {
@@ -348,6 +363,11 @@ fn submit(
         flags: 0,
     };
     let behind = size_of::<Launch>() + len.next_multiple_of(8);
+    if pages::any() {
+        touch(function, &params)?;
+        pages::touch_bytes(attributes);
+    }
+    let work = pages::before_work(session)?;
     let mut ring = session.ring()?;
     let room = ring.reserve(behind + attributes.len())?;
     ring.fill(room, 0, body.as_bytes());
@@ -370,6 +390,7 @@ fn submit(
         event::recorded_by_launch(event, stream, &ring);
     }
     drop(ring);
+    drop(work);
     if function.layout().prints {
         printing::expect();
     }

@@ -15,6 +15,7 @@ use crate::ffi::{In, Status, guard};
 use crate::proxy::context;
 use crate::proxy::default_stream;
 use crate::proxy::memory::{self, Place};
+use crate::proxy::pages;
 use crate::proxy::submit::session;
 
 entries! {
@@ -117,6 +118,7 @@ fn submit(
     let messages: Vec<MemOp> = (0..count as usize)
         .map(|index| check(stream.handle(), &operation(index)?))
         .collect::<Status<_>>()?;
+    let _work = pages::before_work(session)?;
     let mut ring = session.ring()?;
     for message in &messages {
         ring.put(Op::MemOp, 0, message, &[])?;

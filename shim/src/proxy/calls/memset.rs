@@ -7,6 +7,7 @@ use super::{entries, peer};
 use crate::ffi::{Status, guard};
 use crate::proxy::default_stream;
 use crate::proxy::memory::{self, Place};
+use crate::proxy::pages;
 use crate::proxy::stream;
 use crate::proxy::submit::session;
 
@@ -87,7 +88,10 @@ fn fill(
         value,
         element,
     };
-    stream::submit(session, stream, Op::Memset, &body, &[])
+    match pages::is_in(to) {
+        true => stream::submit(session, stream, Op::Memset, &body, &[]),
+        false => stream::submit_apart(session, stream, Op::Memset, &body, &[]),
+    }
 }
 
 /// `cuMemsetD8`.

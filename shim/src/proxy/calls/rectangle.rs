@@ -15,6 +15,7 @@ use super::entries;
 use crate::ffi::{In, Out, Status, guard};
 use crate::proxy::array::{self, ArrayRef};
 use crate::proxy::memory::{self, Place};
+use crate::proxy::pages;
 use crate::proxy::shadow::{self, Shadow};
 use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::{Session, session};
@@ -239,6 +240,7 @@ fn transfer(session: &Session, stream: StreamRef, copy: Boxed, when: When) -> St
         stream: stream.handle(),
     };
     let len = size[0] * size[1] * size[2];
+    let _work = pages::before_work(session)?;
     if stream.is_capturing() {
         if when == When::Sync {
             return capture::forbid_wait(session, stream);

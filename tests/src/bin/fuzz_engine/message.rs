@@ -852,7 +852,7 @@ impl Maker<'_> {
                 let grant = MemGrant {
                     len: self.bytes(),
                     device: self.device(),
-                    pad: 0,
+                    flags: 0,
                 };
                 plain(op, &grant).gives(Gives::Range)
             }

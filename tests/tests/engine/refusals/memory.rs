@@ -338,21 +338,21 @@ pub fn table() -> Table {
             Draft::of(&MemGrant {
                 len: 4096,
                 device,
-                pad: 0,
+                flags: 0,
             })
         })
         .refused("more than there is", CUDA_ERROR_OUT_OF_MEMORY, |_| {
             Draft::of(&MemGrant {
                 len: 1 << 46,
                 device: 0,
-                pad: 0,
+                flags: 0,
             })
         })
         .refused("a length that overflows", CUDA_ERROR_OUT_OF_MEMORY, |_| {
             Draft::of(&MemGrant {
                 len: u64::MAX,
                 device: 0,
-                pad: 0,
+                flags: 0,
             })
         });
     t

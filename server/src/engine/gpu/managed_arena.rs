@@ -1,0 +1,119 @@
+//! Addresses for managed memory that has its home on a device.
+//!
+//! The driver reserves the addresses of device memory once and as a whole. These it reserves block by block: while a block
+//! is device memory the driver has its addresses, and at other times this process holds them, so that the memory of the
+//! block can become host memory at the same addresses (`cuMemHostRegister`).
+
+use crate::engine::base::driver::Driver;
+use crate::engine::base::ranges::RangeAllocator;
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUresult};
+use mpsshim_proto::arena::{DEVICE_ARENA_STRIDE, MANAGED_OFFSET};
+use parking_lot::Mutex;
+
+/// The addresses of one device.
+#[derive(Debug)]
+pub struct ManagedArena {
+    addresses: Mutex<RangeAllocator>,
+    start: u64,
+    /// The addresses are held in this process.
+    held: Mutex<bool>,
+}
+
+impl ManagedArena {
+    /// The arena of the device whose part of the device arena begins at `start`.
+    pub fn new(start: u64) -> ManagedArena {
+        let (first, len) = (start + MANAGED_OFFSET, DEVICE_ARENA_STRIDE - MANAGED_OFFSET);
+        ManagedArena {
+            addresses: Mutex::new(RangeAllocator::new(first, len, 2 << 20)),
+            start: first,
+            held: Mutex::new(false),
+        }
+    }
+
+    /// Whether an address is one of these.
+    pub fn contains(&self, address: u64) -> bool {
+        address >= self.start && address < self.start + (DEVICE_ARENA_STRIDE - MANAGED_OFFSET)
+    }
+
+    /// Holds all addresses, before the first is used.
+    fn hold_all(&self) -> Result<(), CUresult> {
+        let mut held = self.held.lock();
+        if !*held {
+            hold(self.start, DEVICE_ARENA_STRIDE - MANAGED_OFFSET)?;
+            *held = true;
+        }
+        Ok(())
+    }
+
+    /// Takes `len` bytes of addresses, a multiple of 2 MiB, and reserves them with the driver.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`; errors of the driver.
+    pub fn take(&self, driver: &Driver, len: u64) -> Result<u64, CUresult> {
+        self.hold_all()?;
+        let start = self.addresses.lock().take(len);
+        let start = start.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        self.reserve(driver, start, len)
+            .inspect_err(|_| self.addresses.lock().give_back(start, len))?;
+        Ok(start)
+    }
+
+    /// Takes these addresses.
+    ///
+    /// # Errors
+    /// As [`ManagedArena::take`]; `CUDA_ERROR_INVALID_VALUE` if they are in use.
+    pub fn take_at(&self, driver: &Driver, start: u64, len: u64) -> Result<(), CUresult> {
+        self.hold_all()?;
+        let taken = self.addresses.lock().take_at(start, len);
+        taken.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.reserve(driver, start, len)
+            .inspect_err(|_| self.addresses.lock().give_back(start, len))
+    }
+
+    /// Takes addresses back, where the driver has mapped nothing any more.
+    ///
+    /// # Errors
+    /// Errors of the driver; the addresses remain taken.
+    pub fn give_back(&self, driver: &Driver, start: u64, len: u64) -> Result<(), CUresult> {
+        self.unreserve(driver, start, len)?;
+        self.addresses.lock().give_back(start, len);
+        Ok(())
+    }
+
+    /// Passes addresses that this process holds to the driver.
+    fn reserve(&self, driver: &Driver, start: u64, len: u64) -> Result<(), CUresult> {
+        // SAFETY: an address range that this process holds, with no memory in it.
+        unsafe { libc::munmap(start as *mut _, len as usize) };
+        let mut reserved = 0;
+        let status = driver.mem_address_reserve(&mut reserved, len as usize, 0, start, 0);
+        match status {
+            Ok(()) if reserved == start => return Ok(()),
+            Ok(()) => {
+                tracing::error!("the driver reserved {reserved:#x} instead of {start:#x}");
+                let _ = driver.memory.mem_address_free(reserved, len as usize);
+            }
+            Err(_) => {}
+        }
+        hold(start, len)?;
+        Err(status.err().unwrap_or(CUDA_ERROR_OUT_OF_MEMORY))
+    }
+
+    /// Takes addresses back from the driver.
+    fn unreserve(&self, driver: &Driver, start: u64, len: u64) -> Result<(), CUresult> {
+        driver.memory.mem_address_free(start, len as usize)?;
+        hold(start, len)
+    }
+}
+
+/// Maps nothing at these addresses, so that nothing else is mapped there.
+fn hold(start: u64, len: u64) -> Result<(), CUresult> {
+    match mpsshim_proto::shm::Reservation::at(start, len) {
+        // For the life of the process.
+        Ok(reservation) => std::mem::forget(reservation),
+        Err(error) => {
+            tracing::error!(%error, "addresses for managed memory at {start:#x} are in use");
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+    }
+    Ok(())
+}

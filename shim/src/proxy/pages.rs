@@ -1,0 +1,651 @@
+//! Managed memory that lives on the device while the device uses it.
+//!
+//! A region is device memory at addresses where this process maps pages of its own. Which of the two is valid is known
+//! piece by piece ([`region::Home`]). Before work that may touch managed memory is given to the device, what the host has
+//! changed is copied there and all pages are protected. The first access of the host to a piece then faults, and the
+//! handler fetches it ([`fault`]). Copies go through the express ring, so that they wait for nothing.
+//!
+//! While the device works, what the host reads is a copy of that moment ([`region::Home::Copy`]), which is dropped when the
+//! host sees that work has ended, and after a while in any case. What the host writes meanwhile is compared with what was
+//! there, and only bytes that differ go to the device.
+//!
+//! The state is one, under one lock. A thread that holds it has all signals blocked, touches no managed memory and takes no
+//! lock under which other code of this library touches memory of the program.
+
+mod region;
+mod stack;
+mod timer;
+
+use std::ffi::{c_int, c_void};
+use std::ops::Range;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+use mpsshim_api::cuda::{CU_STREAM_NON_BLOCKING, CUDA_ERROR_OUT_OF_MEMORY};
+use mpsshim_proto::arena;
+use mpsshim_proto::message::{Copy, Mark, Op, Side};
+use parking_lot::{Mutex, MutexGuard};
+use region::{Home, Region, differences};
+use std::collections::BTreeMap;
+
+use crate::ffi::Status;
+use crate::proxy::context::Context;
+use crate::proxy::memory;
+use crate::proxy::stream::{self, StreamRef};
+use crate::proxy::submit::{Session, session};
+use crate::proxy::wait::{self, Policy};
+use crate::proxy::waited;
+use crate::store_hold;
+
+/// There is or was a region.
+static ANY: AtomicBool = AtomicBool::new(false);
+/// The process that made the first one: not a child.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// Regions of which something is not on the device.
+static ATTENDED: AtomicUsize = AtomicUsize::new(0);
+/// Pieces that are provisional.
+static PROVISIONAL: AtomicU32 = AtomicU32::new(0);
+/// Calls that are about to give work to the device.
+static LAUNCHING: AtomicUsize = AtomicUsize::new(0);
+/// How many did.
+static LAUNCHES: AtomicU64 = AtomicU64::new(0);
+
+static STATE: Mutex<State> = Mutex::new(State {
+    regions: BTreeMap::new(),
+    stream: None,
+    value: 0,
+});
+
+#[derive(Debug)]
+struct State {
+    regions: BTreeMap<u64, Region>,
+    /// The stream of the copies, which the program does not know.
+    stream: Option<StreamRef>,
+    /// Value of its last mark.
+    value: u32,
+}
+
+/// A copy of managed memory: address on the device and in the host arena, and bytes.
+type Part = (u64, u64, u64);
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Direction {
+    ToDevice,
+    ToHost,
+}
+
+/// The state, with signals blocked.
+struct Locked {
+    state: MutexGuard<'static, State>,
+    _signals: Blocked,
+}
+
+fn lock() -> Locked {
+    let signals = Blocked::new();
+    Locked {
+        state: STATE.lock(),
+        _signals: signals,
+    }
+}
+
+/// Blocks signals of the calling thread until it is dropped, but for those of faults.
+struct Blocked(u64);
+
+/// Calls the kernel's `rt_sigprocmask`.
+fn change_mask(how: c_int, set: u64) -> u64 {
+    let mut before = 0u64;
+    // SAFETY: both sets are there and have 8 bytes.
+    unsafe {
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            how,
+            &raw const set,
+            &raw mut before,
+            8,
+        )
+    };
+    before
+}
+
+impl Blocked {
+    fn new() -> Blocked {
+        let bit = |signal: c_int| 1u64 << (signal - 1);
+        let faults = [
+            libc::SIGSEGV,
+            libc::SIGBUS,
+            libc::SIGFPE,
+            libc::SIGILL,
+            libc::SIGTRAP,
+        ];
+        let faults = faults.into_iter().map(bit).fold(0, |all, one| all | one);
+        Blocked(change_mask(libc::SIG_BLOCK, !faults))
+    }
+}
+
+impl Drop for Blocked {
+    fn drop(&mut self) {
+        change_mask(libc::SIG_SETMASK, self.0);
+    }
+}
+
+/// Work is being given to the device, until this is dropped.
+#[derive(Debug)]
+pub struct Work(());
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        LAUNCHING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether an address is in a region.
+#[inline]
+pub fn is_in(address: u64) -> bool {
+    arena::is_managed(address)
+}
+
+/// Whether there is or was a region.
+#[inline]
+pub fn any() -> bool {
+    ANY.load(Ordering::Relaxed)
+}
+
+/// To be called before work that may touch managed memory is given to the device; the result is to be dropped when it is
+/// counted in its stream. The device then has all that the host has written.
+///
+/// # Errors
+/// Those of a session that has ended.
+#[inline]
+pub fn before_work(session: &Session) -> Status<Option<Work>> {
+    if !any() {
+        return Ok(None);
+    }
+    LAUNCHING.fetch_add(1, Ordering::SeqCst);
+    let work = Work(());
+    LAUNCHES.fetch_add(1, Ordering::SeqCst);
+    // Partner: `State::attend`. Either this thread sees that a region is attended, or the other one that work begins.
+    if ATTENDED.load(Ordering::SeqCst) != 0 {
+        give_all(session)?;
+    }
+    Ok(Some(work))
+}
+
+#[cold]
+fn give_all(session: &Session) -> Status {
+    store_hold::install();
+    lock().state.give_all(session)
+}
+
+/// To be called whenever the host may learn that work of the device has ended: provisional pieces are dropped.
+#[inline]
+pub fn observe(session: &Session) {
+    if PROVISIONAL.load(Ordering::SeqCst) != 0 {
+        drop_provisional(session);
+    }
+}
+
+#[cold]
+fn drop_provisional(session: &Session) {
+    if let Err(status) = lock().state.drop_provisional(session) {
+        tracing::debug!(%status, "managed memory was not given to the device");
+    }
+}
+
+/// Adds a grant of managed memory. The server has mapped device memory there.
+pub fn add(start: u64, len: u64) {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        stack::prepare();
+        waited::add(|session, _| observe(session));
+        PROCESS.store(std::process::id(), Ordering::Relaxed);
+        ANY.store(true, Ordering::SeqCst);
+    });
+    store_hold::install();
+    let mut locked = lock();
+    let state = &mut *locked.state;
+    let mut region = Region::new(start, len, LAUNCHES.load(Ordering::SeqCst));
+    // All of it is nowhere: the next launch has to see it.
+    attend(&mut region);
+    state.regions.insert(start, region);
+}
+
+/// Makes the stream of the copies, if there is none. A request must follow, so that the server knows it.
+///
+/// # Errors
+/// Those of `cuStreamCreate`.
+pub fn prepare(session: &Session, context: &'static Context) -> Status {
+    if STATE.lock().stream.is_some() {
+        return Ok(());
+    }
+    let made = stream::create(session, context.home(), CU_STREAM_NON_BLOCKING, 0, false)?;
+    let mut locked = lock();
+    if locked.state.stream.is_none() {
+        locked.state.stream = Some(made);
+        locked.state.value = session.flag(made.slot()).load(Ordering::Acquire);
+    }
+    Ok(())
+}
+
+/// Removes a region, which no work uses. Its addresses are free again.
+pub fn remove(session: &Session, start: u64) {
+    let region = {
+        let mut locked = lock();
+        let Some(region) = locked.state.regions.remove(&start) else {
+            return;
+        };
+        PROVISIONAL.fetch_sub(region.provisional() as u32, Ordering::SeqCst);
+        if region.attended {
+            ATTENDED.fetch_sub(1, Ordering::SeqCst);
+        }
+        clear(region.start, region.len);
+        region
+    };
+    for chunk in region.chunks.into_iter().flatten() {
+        if let Err(status) = memory::host_give_back(session, chunk) {
+            tracing::debug!(%status, "pages of managed memory were not freed");
+        }
+    }
+}
+
+/// A block gets the addresses of one that was freed, all of a region: its content is new.
+pub fn renew(start: u64) {
+    let mut locked = lock();
+    let Some(region) = locked.state.regions.get_mut(&start) else {
+        return;
+    };
+    PROVISIONAL.fetch_sub(region.provisional() as u32, Ordering::SeqCst);
+    attend(region);
+    protect((region.start, region.len), libc::PROT_NONE);
+    region.twins.clear();
+    region.set(
+        0..region.runs().last().map_or(0, |(run, _)| run.end),
+        Home::Nowhere,
+    );
+    region.born = LAUNCHES.load(Ordering::SeqCst);
+}
+
+/// The host will use these addresses next (`cuMemPrefetchAsync` to the host).
+pub fn expect(address: u64, len: u64) {
+    let mut locked = lock();
+    if let Some(region) = locked.state.region(address) {
+        let end = (address + len).min(region.start + region.len);
+        let pieces = region.piece_of(address)..region.piece_of(end - 1) + 1;
+        region.expect(pieces);
+    }
+}
+
+/// A thread of this process has faulted at an address. Returns whether the access is to be repeated. Async-signal-safe in a
+/// handler of a fault at an address of a region.
+pub fn fault(address: u64, write: bool) -> bool {
+    if !is_in(address) || !any() {
+        return false;
+    }
+    // SAFETY: no arguments.
+    if PROCESS.load(Ordering::Relaxed) != unsafe { libc::getpid() } as u32 {
+        return false;
+    }
+    // The program's stack for signals may be small.
+    stack::call(address, write, admit)
+}
+
+/// Makes the pages accessible to the host that a call of the kernel will use.
+pub fn touch(address: u64, len: u64, write: bool) {
+    if len == 0 || !any() || !is_in(address) {
+        return;
+    }
+    let end = address.saturating_add(len);
+    let mut at = address;
+    while at < end && is_in(at) {
+        let next = {
+            let mut locked = lock();
+            let Some(region) = locked.state.region(at) else {
+                return;
+            };
+            let piece = region.piece_of(at);
+            let (first, bytes) = region.addresses(&(piece..piece + 1));
+            (first + bytes, region.home(piece).permits(write))
+        };
+        if next.1 {
+            at = next.0;
+        } else if !admit(at, write) {
+            return;
+        }
+    }
+}
+
+/// As [`touch`], for bytes that will be read while locks are held.
+#[inline]
+pub fn touch_bytes(bytes: &[u8]) {
+    if any() {
+        touch(bytes.as_ptr() as u64, bytes.len() as u64, false);
+    }
+}
+
+/// Makes a piece accessible. Returns whether the access is to be repeated.
+fn admit(address: u64, write: bool) -> bool {
+    let mut locked = lock();
+    let state = &mut *locked.state;
+    let Some(region) = state.region(address) else {
+        return false;
+    };
+    let piece = region.piece_of(address);
+    if region.home(piece).permits(write) {
+        return !seems_stuck(address);
+    }
+    let Ok(session) = session() else {
+        return false;
+    };
+    let admitted = session
+        .check()
+        .and_then(|()| state.admit(session, address, write));
+    if PROVISIONAL.load(Ordering::Relaxed) != 0 {
+        timer::start(session);
+    }
+    if let Err(status) = admitted {
+        if session.check().is_ok() {
+            tracing::error!(%status, "managed memory at {address:#x} cannot be fetched");
+        }
+        // The content is lost with the session, and every further call says so.
+        return state.abandon(address);
+    }
+    true
+}
+
+/// Whether a thread has faulted again and again where it may access the memory.
+fn seems_stuck(address: u64) -> bool {
+    const MOST: u32 = 10_000;
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    static TIMES: AtomicU32 = AtomicU32::new(0);
+    if LAST.swap(address, Ordering::Relaxed) != address {
+        TIMES.store(0, Ordering::Relaxed);
+    }
+    TIMES.fetch_add(1, Ordering::Relaxed) > MOST
+}
+
+/// Notes that a region is to be looked at by launches. Comes before its thread reads [`LAUNCHING`].
+fn attend(region: &mut Region) {
+    if !region.attended {
+        region.attended = true;
+        ATTENDED.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Whether the device may be changing a region.
+fn is_in_use(region: &Region) -> bool {
+    LAUNCHES.load(Ordering::SeqCst) != region.born
+        && (LAUNCHING.load(Ordering::SeqCst) != 0 || stream::any_busy())
+}
+
+/// Sets the protection of pages. Returns whether the kernel did.
+fn protect((start, len): (u64, u64), protection: c_int) -> bool {
+    // SAFETY: pages of a region, which nothing else maps.
+    unsafe { libc::mprotect(start as *mut c_void, len as usize, protection) == 0 }
+}
+
+/// Maps nothing at these addresses, which stay reserved.
+fn clear(start: u64, len: u64) {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: addresses of a region that ends, in the arena that this process has reserved.
+    unsafe {
+        libc::mmap(
+            start as *mut c_void,
+            len as usize,
+            libc::PROT_NONE,
+            flags,
+            -1,
+            0,
+        )
+    };
+}
+
+/// Maps the pages at `host`, which are shared, at `start` too, without access.
+fn map_again(host: u64, start: u64, len: u64) -> bool {
+    let (host, to, len) = (host as *mut c_void, start as *mut c_void, len as usize);
+    // SAFETY: a length of 0 maps the same pages once more, elsewhere; the new mapping then moves to addresses that this
+    // process has reserved. Nobody can access it before.
+    unsafe {
+        let made = libc::syscall(libc::SYS_mremap, host, 0, len, libc::MREMAP_MAYMOVE, 0);
+        if made == -1 {
+            return false;
+        }
+        let made = made as *mut c_void;
+        libc::mprotect(made, len, libc::PROT_NONE);
+        // As managed memory natively is: a child does not have it.
+        libc::madvise(made, len, libc::MADV_DONTFORK);
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        if libc::syscall(libc::SYS_mremap, made, len, len, flags, to) == -1 {
+            libc::munmap(made, len);
+            return false;
+        }
+    }
+    true
+}
+
+impl State {
+    /// The region of an address.
+    fn region(&mut self, address: u64) -> Option<&mut Region> {
+        let (_, region) = self.regions.range_mut(..=address).next_back()?;
+        region.contains(address).then_some(region)
+    }
+
+    /// Copies parts of managed memory, and waits for that.
+    fn copy(&mut self, session: &Session, parts: &[Part], direction: Direction) -> Status {
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let stream = self.stream.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        for (device, host, len) in parts {
+            let (to, from, sides) = match direction {
+                Direction::ToDevice => (*device, *host, (Side::Device, Side::Host)),
+                Direction::ToHost => (*host, *device, (Side::Host, Side::Device)),
+            };
+            let body = Copy {
+                to,
+                from,
+                len: *len,
+                stream: stream.handle(),
+                sides: sides.0 as u32 | (sides.1 as u32) << 8,
+                pad: 0,
+            };
+            session.put_express(Op::Copy, &body)?;
+        }
+        self.value = self.value.wrapping_add(1);
+        let body = Mark {
+            stream: stream.handle(),
+            slot: stream.slot(),
+            value: self.value,
+        };
+        session.put_express(Op::Mark, &body)?;
+        wait::wait(session, stream.slot(), self.value, Policy::Auto)
+    }
+
+    /// Allocates the host's pages of a chunk, if it has none.
+    fn furnish(region: &mut Region, session: &Session, chunk: usize) -> Status {
+        if region.chunks[chunk].is_some() {
+            return Ok(());
+        }
+        let (start, len) = region.chunk(chunk);
+        let device = memory::server_device_of(start).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let host = memory::host_alloc_of_pages(session, device, len)?;
+        if !map_again(host, start, len) {
+            let _ = memory::host_give_back(session, host);
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        region.chunks[chunk] = Some(host);
+        Ok(())
+    }
+
+    /// Makes the piece at `address` accessible to the host.
+    fn admit(&mut self, session: &Session, address: u64, write: bool) -> Status {
+        let region = self.region(address).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        attend(region);
+        let in_use = is_in_use(region);
+        let piece = region.piece_of(address);
+        Self::furnish(region, session, region.chunk_of(piece))?;
+        let mut pieces = region.wanted(piece);
+        let home = region.home(piece);
+        if in_use && write {
+            pieces.end = piece + 1;
+        }
+        if home == Home::Device {
+            let (start, len) = region.addresses(&pieces);
+            let host = region.host(start).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+            self.copy(session, &[(start, host, len)], Direction::ToHost)?;
+        }
+        let region = self.region(address).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let next = match (home, in_use, write) {
+            (Home::Nowhere, ..) | (Home::Device | Home::Both, false, true) => Home::Host,
+            (_, false, false) => Home::Both,
+            (_, true, false) => Home::Copy,
+            (_, _, true) => Home::Written,
+        };
+        if next == Home::Written {
+            let (start, len) = region.addresses(&pieces);
+            let host = region.host(start).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+            // SAFETY: pages of the host arena that belong to this region; while it is protected nothing changes them.
+            let now = unsafe { std::slice::from_raw_parts(host as *const u8, len as usize) };
+            region.twins.insert(piece, now.into());
+        }
+        let protection = match next.permits(true) {
+            true => libc::PROT_READ | libc::PROT_WRITE,
+            false => libc::PROT_READ,
+        };
+        let place = region.addresses(&pieces);
+        if !protect(place, protection) {
+            region.twins.remove(&piece);
+            // The process has too many mappings: with all pages protected it has few.
+            return self.give_all(session);
+        }
+        populate(place, next.permits(true));
+        let (was, count) = (home.is_provisional(), pieces.len() as u32);
+        region.set(pieces, next);
+        match (was, next.is_provisional()) {
+            (false, true) => PROVISIONAL.fetch_add(count, Ordering::SeqCst),
+            (true, false) => PROVISIONAL.fetch_sub(count, Ordering::SeqCst),
+            _ => 0,
+        };
+        Ok(())
+    }
+
+    /// Gives the device all that the host has changed, and protects all pages.
+    fn give_all(&mut self, session: &Session) -> Status {
+        self.give(session, |_| true)
+    }
+
+    /// Gives the device what the host has changed beside it, and protects what may be old.
+    fn drop_provisional(&mut self, session: &Session) -> Status {
+        self.give(session, Home::is_provisional)
+    }
+
+    /// Gives the device the pieces with such homes.
+    fn give(&mut self, session: &Session, which: fn(Home) -> bool) -> Status {
+        let mut parts = Vec::new();
+        let mut given: Vec<(u64, Range<usize>)> = Vec::new();
+        for region in self.regions.values().filter(|region| region.attended) {
+            let runs = region.runs();
+            let mut runs = runs
+                .into_iter()
+                .filter(|(_, home)| *home != Home::Device && which(*home))
+                .peekable();
+            while let Some((run, home)) = runs.next() {
+                // One call for all neighbours.
+                let mut span = run.clone();
+                let mut all = vec![(run, home)];
+                while let Some((run, home)) = runs.next_if(|(run, _)| run.start == span.end) {
+                    span.end = run.end;
+                    all.push((run, home));
+                }
+                if !protect(region.addresses(&span), libc::PROT_NONE) {
+                    return Err(CUDA_ERROR_OUT_OF_MEMORY);
+                }
+                for (run, home) in all {
+                    collect(region, run, home, &mut parts);
+                }
+                given.push((region.start, span));
+            }
+        }
+        self.copy(session, &parts, Direction::ToDevice)?;
+        let mut provisional = 0;
+        for (start, span) in given {
+            let Some(region) = self.regions.get_mut(&start) else {
+                continue;
+            };
+            for piece in span.clone() {
+                provisional += u32::from(region.home(piece).is_provisional());
+                region.twins.remove(&piece);
+            }
+            region.set(span, Home::Device);
+        }
+        PROVISIONAL.fetch_sub(provisional, Ordering::SeqCst);
+        for region in self.regions.values_mut() {
+            if region.attended && region.is_on_device() {
+                region.attended = false;
+                ATTENDED.fetch_sub(1, Ordering::SeqCst);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a piece accessible without its content, which is lost. Returns whether the kernel did.
+    fn abandon(&mut self, address: u64) -> bool {
+        let Some(region) = self.region(address) else {
+            return false;
+        };
+        let piece = region.piece_of(address);
+        let (start, len) = region.addresses(&(piece..piece + 1));
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        if region.host(start).is_none() {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+            // SAFETY: addresses of a region without pages, in the arena that this process has reserved.
+            let made =
+                unsafe { libc::mmap(start as *mut c_void, len as usize, access, flags, -1, 0) };
+            if made == libc::MAP_FAILED {
+                return false;
+            }
+        }
+        attend(region);
+        let was = region.home(piece).is_provisional();
+        region.twins.remove(&piece);
+        region.set(piece..piece + 1, Home::Host);
+        PROVISIONAL.fetch_sub(was.into(), Ordering::SeqCst);
+        protect((start, len), access)
+    }
+}
+
+/// Adds what the host has changed in pieces with this home.
+fn collect(region: &Region, run: Range<usize>, home: Home, parts: &mut Vec<Part>) {
+    match home {
+        Home::Host => {
+            let (start, len) = region.addresses(&run);
+            parts.extend(region.host(start).map(|host| (start, host, len)));
+        }
+        Home::Written => {
+            for piece in run {
+                let (start, len) = region.addresses(&(piece..piece + 1));
+                let (Some(host), Some(twin)) = (region.host(start), region.twins.get(&piece))
+                else {
+                    continue;
+                };
+                // SAFETY: pages of the host arena that belong to this region, which is protected.
+                let now = unsafe { std::slice::from_raw_parts(host as *const u8, len as usize) };
+                parts.extend(differences(twin, now).into_iter().map(|bytes| {
+                    let at = bytes.start as u64;
+                    (start + at, host + at, bytes.len() as u64)
+                }));
+            }
+        }
+        Home::Nowhere | Home::Device | Home::Both | Home::Copy => {}
+    }
+}
+
+/// Fills in the page tables of pages that the host will use, where that takes less time than as many faults.
+fn populate((start, len): (u64, u64), write: bool) {
+    const WORTHWHILE: u64 = 128 << 10;
+    const POPULATE_READ: c_int = 22;
+    const POPULATE_WRITE: c_int = 23;
+    if len >= WORTHWHILE {
+        let advice = if write { POPULATE_WRITE } else { POPULATE_READ };
+        // SAFETY: changes no content. Older kernels refuse it.
+        unsafe { libc::madvise(start as *mut c_void, len as usize, advice) };
+    }
+}

@@ -1,0 +1,52 @@
+//! Drops provisional pieces after a while although the program has seen no work end: it may be polling them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use mpsshim_proto::shm;
+
+use super::{LAUNCHES, PROVISIONAL, observe};
+use crate::proxy::submit::Session;
+use crate::thread;
+
+/// How long a piece is at least valid, and at most. The interval grows while the program launches nothing, since each
+/// piece that is still used has to be fetched again.
+const LEAST: Duration = Duration::from_millis(1);
+const MOST: Duration = Duration::from_millis(64);
+/// How often the thread looks, if nobody wakes it.
+const LOOK: Duration = Duration::from_secs(3600);
+
+/// There are provisional pieces: starts the thread, or wakes it.
+pub fn start(session: &'static Session) {
+    static STARTED: AtomicBool = AtomicBool::new(false);
+    if STARTED.swap(true, Ordering::Relaxed) {
+        shm::futex_wake(&PROVISIONAL);
+        return;
+    }
+    let builder = std::thread::Builder::new()
+        .name("mpsshim-pages".into())
+        .stack_size(256 << 10);
+    if let Err(error) = thread::without_signals(|| builder.spawn(move || run(session))) {
+        tracing::warn!(%error, "no thread to refresh managed memory");
+    }
+}
+
+fn run(session: &Session) {
+    let (mut interval, mut launches) = (LEAST, 0);
+    loop {
+        while PROVISIONAL.load(Ordering::SeqCst) == 0 {
+            shm::futex_wait(&PROVISIONAL, 0, LOOK);
+        }
+        let now = LAUNCHES.load(Ordering::Relaxed);
+        interval = match now == launches {
+            true => (interval * 2).min(MOST),
+            false => LEAST,
+        };
+        launches = now;
+        std::thread::sleep(interval);
+        observe(session);
+        if session.check().is_err() {
+            return;
+        }
+    }
+}
