@@ -1,5 +1,5 @@
 //! Managed memory that host and device use in all ways that CUDA allows where the device has the attribute
-//! `CONCURRENT_MANAGED_ACCESS`: `managed MODE [--seconds N] [--seed N] [--most BYTES] [--blocks N]`.
+//! `CONCURRENT_MANAGED_ACCESS`: `managed MODE [--seconds N] [--seed N] [--most BYTES] [--blocks N] [--without CASE]`.
 //!
 //! The modes are in [`MODES`]; `all` is all of them. Each keeps a copy of every block in ordinary memory and compares every
 //! byte that it reads. A mode without a difference prints `MODE: ok`; otherwise the program prints the address, what was
@@ -71,6 +71,9 @@ struct Options {
     /// Blocks of the mode `many`.
     #[arg(long, default_value_t = 5000)]
     blocks: usize,
+    /// A case of the modes `calls` and `signals` to leave out, by its name; may be repeated.
+    #[arg(long)]
+    without: Vec<String>,
 }
 
 /// xorshift64*: the same sequence for a seed everywhere.
@@ -132,6 +135,7 @@ pub struct Setup {
     pub kernels: Kernels,
     pub most: usize,
     pub blocks: usize,
+    pub without: Vec<String>,
 }
 
 impl Setup {
@@ -148,6 +152,7 @@ impl Setup {
             kernels: Kernels::load()?,
             most: options.most.max(16),
             blocks: options.blocks.max(2),
+            without: options.without.clone(),
         })
     }
 
