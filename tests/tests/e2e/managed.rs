@@ -1,6 +1,7 @@
-//! Managed variables: one address for the program and its kernels.
+//! Managed memory and variables: one address for the program and its kernels.
 
-use mpsshim_tests::programs::{client, finish, well};
+use mpsshim_tests::artifacts::artifact;
+use mpsshim_tests::programs::{client, finish, preloaded, succeed, well};
 use mpsshim_tests::scene::daemon;
 
 /// As on the genuine driver (580.159.04).
@@ -24,4 +25,58 @@ fn managed_variables_are_at_one_address_for_the_program_and_its_kernels() {
     // The image of another program has its own.
     let again = finish(&mut client(&place, &["managed"]));
     assert_eq!(well(&again), NATIVELY);
+}
+
+/// A mode of `tests/src/bin/managed`, for a short time and with blocks that softgpu's kernels get through.
+fn mode(name: &str) {
+    let place = daemon();
+    let mut program = preloaded(artifact("managed"), place.pipe());
+    program.arg(name).args(["--seconds", "0.4"]);
+    program.args(["--most", "60000", "--blocks", "300"]);
+    assert_eq!(succeed(&mut program), format!("{name}: ok\n"));
+}
+
+#[test]
+fn host_and_device_change_blocks_in_turns() {
+    mode("turns");
+}
+
+#[test]
+fn host_and_device_use_sides_of_a_block_at_once() {
+    mode("sides");
+}
+
+#[test]
+fn threads_have_managed_blocks_of_their_own() {
+    mode("threads");
+}
+
+#[test]
+fn managed_memory_is_a_buffer_of_system_calls() {
+    mode("calls");
+}
+
+#[test]
+fn signal_handlers_use_managed_memory() {
+    mode("signals");
+}
+
+#[test]
+fn children_come_and_go_beside_managed_memory() {
+    mode("fork");
+}
+
+#[test]
+fn managed_memory_is_copied_and_captured() {
+    mode("copies");
+}
+
+#[test]
+fn parameters_lie_in_managed_memory() {
+    mode("params");
+}
+
+#[test]
+fn many_blocks_are_one_list() {
+    mode("many");
 }
