@@ -67,6 +67,9 @@ pub fn take_faults(handler: Handler) {
     let mut ours = empty();
     ours.sa_sigaction = handler as sighandler_t;
     ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+    // Handlers of other signals may fault too, which they must not while SIGSEGV is blocked.
+    // SAFETY: our own set.
+    unsafe { libc::sigfillset(&mut ours.sa_mask) };
     // SAFETY: the handler is async-signal-safe, and passes other faults to the previous action.
     unsafe { real()(libc::SIGSEGV, &ours, ptr::null_mut()) };
     TAKEN.store(true, Ordering::Release);
@@ -93,9 +96,20 @@ pub unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
         unsafe { (&raw mut PROGRAMS).write_volatile(mem::MaybeUninit::new(empty())) };
     }
     let mut before = mem::MaybeUninit::<sigset_t>::uninit();
-    // SAFETY: the mask that the program requested for its handler; the handler has the type that its flags name.
+    // SAFETY: the mask of the interrupted code, and what the program requested for its handler; the handler has the type
+    // that its flags name.
     unsafe {
-        kernel_mask(libc::SIG_BLOCK, &action.sa_mask, before.as_mut_ptr());
+        let mut mask = action.sa_mask;
+        if let Some(context) = context.cast::<libc::ucontext_t>().as_ref() {
+            for other in
+                (1..=64).filter(|other| libc::sigismember(&context.uc_sigmask, *other) == 1)
+            {
+                libc::sigaddset(&mut mask, other);
+            }
+        }
+        // The program's handler may use memory whose faults are ours.
+        libc::sigdelset(&mut mask, signal);
+        kernel_mask(libc::SIG_SETMASK, &mask, before.as_mut_ptr());
         if action.sa_flags & libc::SA_SIGINFO != 0 {
             mem::transmute::<sighandler_t, Handler>(action.sa_sigaction)(signal, info, context);
         } else {

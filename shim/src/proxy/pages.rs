@@ -196,6 +196,7 @@ pub fn add(start: u64, len: u64) {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         stack::prepare();
+        timer::start();
         waited::add(|session, _| observe(session));
         PROCESS.store(std::process::id(), Ordering::Relaxed);
         ANY.store(true, Ordering::SeqCst);
@@ -339,7 +340,7 @@ fn admit(address: u64, write: bool) -> bool {
         .check()
         .and_then(|()| state.admit(session, address, write));
     if PROVISIONAL.load(Ordering::Relaxed) != 0 {
-        timer::start(session);
+        timer::wake();
     }
     if let Err(status) = admitted {
         if session.check().is_ok() {
@@ -360,6 +361,22 @@ fn seems_stuck(address: u64) -> bool {
         TIMES.store(0, Ordering::Relaxed);
     }
     TIMES.fetch_add(1, Ordering::Relaxed) > MOST
+}
+
+/// Counts as a provisional piece until it is dropped.
+struct Counted(());
+
+impl Counted {
+    fn new() -> Counted {
+        PROVISIONAL.fetch_add(1, Ordering::SeqCst);
+        Counted(())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        PROVISIONAL.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// Notes that a region is to be looked at by launches. Comes before its thread reads [`LAUNCHING`].
@@ -477,6 +494,8 @@ impl State {
 
     /// Makes the piece at `address` accessible to the host.
     fn admit(&mut self, session: &Session, address: u64, write: bool) -> Status {
+        // Whoever sees meanwhile that work has ended waits for this copy, which may be older, and drops it.
+        let _counted = Counted::new();
         let region = self.region(address).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         attend(region);
         let in_use = is_in_use(region);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use mpsshim_proto::shm;
 
 use super::{LAUNCHES, PROVISIONAL, observe};
-use crate::proxy::submit::Session;
+use crate::proxy::submit::session;
 use crate::thread;
 
 /// How long a piece is at least valid, and at most. The interval grows while the program launches nothing, since each
@@ -16,22 +16,25 @@ const MOST: Duration = Duration::from_millis(64);
 /// How often the thread looks, if nobody wakes it.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// There are provisional pieces: starts the thread, or wakes it.
-pub fn start(session: &'static Session) {
-    static STARTED: AtomicBool = AtomicBool::new(false);
-    if STARTED.swap(true, Ordering::Relaxed) {
-        shm::futex_wake(&PROVISIONAL);
-        return;
-    }
+/// Starts the thread. To be called once, and not in the handler of a fault.
+pub fn start() {
     let builder = std::thread::Builder::new()
         .name("mpsshim-pages".into())
         .stack_size(256 << 10);
-    if let Err(error) = thread::without_signals(|| builder.spawn(move || run(session))) {
+    if let Err(error) = thread::without_signals(|| builder.spawn(run)) {
         tracing::warn!(%error, "no thread to refresh managed memory");
     }
 }
 
-fn run(session: &Session) {
+/// There are provisional pieces.
+pub fn wake() {
+    shm::futex_wake(&PROVISIONAL);
+}
+
+fn run() {
+    let Ok(session) = session() else {
+        return;
+    };
     let (mut interval, mut launches) = (LEAST, 0);
     loop {
         while PROVISIONAL.load(Ordering::SeqCst) == 0 {
