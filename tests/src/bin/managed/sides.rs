@@ -106,7 +106,7 @@ fn chain(
     let (told, heard) = channel();
     let mut functions = 0;
     for _ in 0..random.below(24) + 1 {
-        let value = random.next() as u32;
+        let value = random.number() as u32;
         let work = Work {
             to: at + share.start as u64,
             count: share.count(),
@@ -165,7 +165,7 @@ fn beside(
             let at = at + offset as u64;
             same("beside a kernel", at, &[model[offset]], &[load(at)])?;
             if random.one_of(2) {
-                model[offset] = random.next() as u8;
+                model[offset] = random.number() as u8;
                 store(at, model[offset]);
             }
         }
@@ -185,7 +185,7 @@ fn once(setup: &Setup, random: &mut Random, stream: CUstream, until: Instant) ->
     let begun = model.clone();
     let own = std::thread::scope(|scope| {
         let threads = [0, 1].map(|which| {
-            let (random, begun) = (Random::new(random.next()), begun.clone());
+            let (random, begun) = (Random::new(random.number()), begun.clone());
             let shared = (which, &done);
             scope.spawn(move || beside(random, at, share, begun, shared))
         });

@@ -107,13 +107,13 @@ impl<'a> World<'a> {
         let at = block.at + range.start as u64;
         match self.random.below(4) {
             0 => {
-                let byte = self.random.next() as u8;
+                let byte = self.random.number() as u8;
                 host(at, range.len()).fill(byte);
                 block.model[range].fill(byte);
             }
             1 => {
                 let words = words(&range);
-                let value = self.random.next() as u32;
+                let value = self.random.number() as u32;
                 add_words(host(block.at + words.start as u64, words.len()), value);
                 add_words(&mut block.model[words], value);
             }
@@ -121,7 +121,7 @@ impl<'a> World<'a> {
                 // Some bytes that lie apart.
                 for _ in 0..32 {
                     let offset = self.random.below(block.model.len());
-                    let byte = self.random.next() as u8;
+                    let byte = self.random.number() as u8;
                     store(block.at + offset as u64, byte);
                     block.model[offset] = byte;
                 }
@@ -152,7 +152,7 @@ impl<'a> World<'a> {
 
     fn device_adds(&mut self) -> Outcome {
         let chosen = self.chosen();
-        let value = self.random.next() as u32;
+        let value = self.random.number() as u32;
         let kernels = &self.setup.kernels;
         let block = &mut self.blocks[chosen];
         block.busy = true;
@@ -176,7 +176,7 @@ impl<'a> World<'a> {
 
     fn device_fills(&mut self) -> Outcome {
         let chosen = self.chosen();
-        let value = self.random.next() as u32;
+        let value = self.random.number() as u32;
         let kernels = &self.setup.kernels;
         let block = &mut self.blocks[chosen];
         block.busy = true;
@@ -262,7 +262,7 @@ impl<'a> World<'a> {
 }
 
 pub fn turns(setup: &Setup, random: &mut Random, until: Instant) -> Outcome {
-    let mut world = World::new(setup, random.next(), setup.most)?;
+    let mut world = World::new(setup, random.number(), setup.most)?;
     loop {
         world.turn()?;
         if Instant::now() > until {
@@ -292,7 +292,7 @@ pub fn threads(setup: &Setup, random: &mut Random, until: Instant) -> Outcome {
     must!(cuCtxSynchronize);
     let mut all: Vec<Box<dyn FnOnce() -> Outcome + Send + '_>> = Vec::new();
     for _ in 0..4 {
-        let seed = random.next();
+        let seed = random.number();
         all.push(Box::new(move || {
             setup.enter()?;
             let mut world = World::new(setup, seed, most)?;
