@@ -1,6 +1,5 @@
 // Managed memory, and programs without it beside it. benches/gpu/managed.py runs the modes; each prints lines
-// NAME=VALUE, of
-// which `wrong` is the number of words with a wrong value.
+// NAME=VALUE, of which `wrong` is the number of words with a wrong value.
 //
 //     nvcc -O2 -std=c++17 -arch=native benches/gpu/managed.cu -o managed
 //     ./managed kernels [KERNELS]             kernels over 8 MB; the host looks at the end
