@@ -37,10 +37,12 @@ impl Block {
     }
 }
 
-/// A stream and blocks that one thread uses.
+/// Streams and blocks that one thread uses.
 pub struct World<'a> {
     setup: &'a Setup,
+    /// The stream that is used now; the other one's work is before its work.
     stream: CUstream,
+    other: CUstream,
     pub random: Random,
     pub blocks: Vec<Block>,
     /// Bytes of the largest block.
@@ -57,10 +59,17 @@ fn words(range: &Range<usize>) -> Range<usize> {
 
 impl<'a> World<'a> {
     pub fn new(setup: &'a Setup, seed: u64, most: usize) -> Outcome<World<'a>> {
+        let mut random = Random::new(seed);
+        let other = match random.below(4) {
+            0 => CUstream::NULL,
+            1 => CU_STREAM_PER_THREAD,
+            _ => stream()?,
+        };
         Ok(World {
             setup,
             stream: stream()?,
-            random: Random::new(seed),
+            other,
+            random,
             blocks: Vec::new(),
             most,
             all: 4 * most,
@@ -75,6 +84,17 @@ impl<'a> World<'a> {
     pub fn settle(&mut self) -> Outcome {
         wait(&mut self.random, self.stream)?;
         self.blocks.iter_mut().for_each(|block| block.busy = false);
+        Ok(())
+    }
+
+    /// Goes on in the other stream, after the work of this one.
+    fn switch(&mut self) -> Outcome {
+        let mut event = CUevent::NULL;
+        must!(cuEventCreate, &mut event, 2 as c_uint);
+        must!(cuEventRecord, event, self.stream);
+        must!(cuStreamWaitEvent, self.other, event, 0 as c_uint);
+        must!(cuEventDestroy_v2, event);
+        std::mem::swap(&mut self.stream, &mut self.other);
         Ok(())
     }
 
@@ -239,7 +259,8 @@ impl<'a> World<'a> {
         if self.blocks.is_empty() {
             return self.allocate();
         }
-        match self.random.below(16) {
+        match self.random.below(17) {
+            16 => self.switch(),
             0..=1 => self.allocate(),
             2..=4 => self.host_writes(),
             5..=8 => self.host_reads(),
@@ -256,7 +277,11 @@ impl<'a> World<'a> {
         for block in self.blocks.drain(..) {
             block.free("at the end")?;
         }
-        must!(cuStreamDestroy_v2, self.stream);
+        for stream in [self.stream, self.other] {
+            if ![CUstream::NULL, CU_STREAM_PER_THREAD].contains(&stream) {
+                must!(cuStreamDestroy_v2, stream);
+            }
+        }
         Ok(())
     }
 }
