@@ -1,7 +1,7 @@
 //! Managed memory and variables: one address for the program and its kernels.
 
 use mpsshim_tests::artifacts::artifact;
-use mpsshim_tests::programs::{client, finish, preloaded, succeed, well};
+use mpsshim_tests::programs::{DriverFolder, client, finish, preloaded, succeed, well};
 use mpsshim_tests::scene::daemon;
 
 /// As on the genuine driver (580.159.04).
@@ -30,10 +30,16 @@ fn managed_variables_are_at_one_address_for_the_program_and_its_kernels() {
 /// A mode of `tests/src/bin/managed`, for a short time and with blocks that softgpu's kernels get through.
 fn mode(name: &str) {
     let place = daemon();
-    let mut program = preloaded(artifact("managed"), place.pipe());
-    program.arg(name).args(["--seconds", "0.4"]);
-    program.args(["--most", "60000", "--blocks", "300"]);
-    assert_eq!(succeed(&mut program), format!("{name}: ok\n"));
+    let through = preloaded(artifact("managed"), place.pipe());
+    let folder = DriverFolder::new();
+    // softgpu has no managed memory.
+    let native =
+        std::env::var_os("MPSSHIM_TEST_DRIVER").map(|_| folder.native(artifact("managed")));
+    for mut program in native.into_iter().chain([through]) {
+        program.arg(name).args(["--seconds", "0.4"]);
+        program.args(["--most", "60000", "--blocks", "300"]);
+        assert_eq!(succeed(&mut program), format!("{name}: ok\n"));
+    }
 }
 
 #[test]

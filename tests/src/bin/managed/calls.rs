@@ -415,7 +415,7 @@ const CASES: [(&str, Case); 33] = [
     }),
     ("snprintf and strlen", |desk, random| {
         let offset = random.below(LEN - 100);
-        let (at, number) = (desk.at + offset as u64, random.next());
+        let (at, number) = (desk.at + offset as u64, random.number());
         let format = desk.put(LEN - 50, b"number %lu\0")?;
         if offset > LEN - 150 {
             return Ok(());
@@ -627,7 +627,7 @@ fn sockets() -> Outcome<(
 }
 
 fn one(desk: &mut Desk<'_>, random: &mut Random, case: Case) -> Outcome {
-    desk.device_adds(random.next() as u32)?;
+    desk.device_adds(random.number() as u32)?;
     case(desk, random)?;
     if random.one_of(2) {
         let got = desk.setup.device_reads(desk.at, LEN)?;

@@ -229,7 +229,7 @@ impl Buffers<'_> {
         if range.is_empty() {
             return Ok("an empty memset");
         }
-        let value = random.next() as u32;
+        let value = random.number() as u32;
         let count = range.len() / size;
         let buffer = &mut self.all[chosen];
         let at = buffer.at + range.start as u64;
@@ -249,7 +249,7 @@ impl Buffers<'_> {
     fn memset_now(&mut self, random: &mut Random) -> Outcome<&'static str> {
         let chosen = self.for_the_device(random);
         let range = random.range(self.len);
-        let value = random.next() as u32;
+        let value = random.number() as u32;
         self.settle(random)?;
         let buffer = &mut self.all[chosen];
         let at = buffer.at + range.start as u64;
@@ -284,7 +284,7 @@ impl Buffers<'_> {
     fn kernel(&mut self, random: &mut Random) -> Outcome<&'static str> {
         let chosen = self.for_the_device(random);
         let range = random.range(self.len);
-        let value = random.next() as u32;
+        let value = random.number() as u32;
         let buffer = &mut self.all[chosen];
         let work = Work {
             to: buffer.at + range.start as u64,
@@ -354,7 +354,7 @@ impl Buffers<'_> {
         );
         self.settle(random)?;
         self.all[chosen].check("attached to the host")?;
-        let byte = random.next() as u8;
+        let byte = random.number() as u8;
         host(at, self.len).fill(byte);
         self.all[chosen].model.fill(byte);
         must!(
@@ -454,7 +454,7 @@ impl Step {
         let chosen = buffers.for_the_device(random);
         let range = random.range(buffers.len);
         match random.below(4) {
-            0 => Step::Set(chosen, range, random.next() as u8),
+            0 => Step::Set(chosen, range, random.number() as u8),
             1 | 2 => {
                 let from = buffers.for_the_device(random);
                 if from == chosen {
@@ -464,7 +464,7 @@ impl Step {
                 let starts = [0, 1].map(|_| random.below(buffers.len - len + 1));
                 Step::Copy([from, chosen], starts, len)
             }
-            _ => Step::Add(chosen, range, random.next() as u32),
+            _ => Step::Add(chosen, range, random.number() as u32),
         }
     }
 

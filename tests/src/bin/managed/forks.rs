@@ -73,7 +73,7 @@ fn reap((child, expected): (libc::pid_t, i32)) -> Outcome {
 }
 
 pub fn forks(setup: &Setup, random: &mut Random, until: Instant) -> Outcome {
-    let mut world = World::new(setup, random.next(), (setup.most / 16).max(16))?;
+    let mut world = World::new(setup, random.number(), (setup.most / 16).max(16))?;
     loop {
         let child = match random.below(3) {
             0 => spawned()?,

@@ -84,7 +84,7 @@ impl Random {
         Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn number(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
         self.0 ^= self.0 >> 27;
@@ -93,7 +93,7 @@ impl Random {
 
     /// A number below `bound`, which is not 0.
     pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound as u64) as usize
+        (self.number() % bound as u64) as usize
     }
 
     pub fn one_of(&mut self, count: usize) -> bool {
@@ -121,7 +121,7 @@ impl Random {
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(len + 8);
         while bytes.len() < len {
-            bytes.extend_from_slice(&self.next().to_le_bytes()[..6]);
+            bytes.extend_from_slice(&self.number().to_le_bytes()[..6]);
         }
         bytes.truncate(len);
         bytes

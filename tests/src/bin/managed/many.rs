@@ -61,7 +61,7 @@ impl List {
     /// The host links, the device walks and adds, the host looks.
     fn device_walks(&self, setup: &Setup, random: &mut Random, out: u64) -> Outcome {
         let order = self.order(random);
-        let (seed, added) = (random.next() as u32, random.next() as u32);
+        let (seed, added) = (random.number() as u32, random.number() as u32);
         let mut sum = 0u32;
         for (place, index) in order.iter().enumerate() {
             let at = self.nodes[*index];
@@ -95,7 +95,7 @@ impl List {
     /// The device links, the host walks.
     fn host_walks(&self, setup: &Setup, random: &mut Random) -> Outcome {
         let order = self.order(random);
-        let seed = random.next() as u32;
+        let seed = random.number() as u32;
         let table = allocate(8 * (order.len() + 1))?;
         let mut addresses: Vec<u64> = order.iter().map(|index| self.nodes[*index]).collect();
         addresses.push(0);

@@ -89,7 +89,7 @@ fn launches(desk: &mut Desk<'_>, target: &mut Target, random: &mut Random) -> Ou
     let blocks = grid(target.model.len());
 
     // Pointers to parameters.
-    let value = random.next() as u32;
+    let value = random.number() as u32;
     let params = desk.put(&target.params(value).bytes())?;
     let pointers = desk.words(&OFFSETS.map(|offset| params + offset as u64))?;
     must!(
@@ -109,7 +109,7 @@ fn launches(desk: &mut Desk<'_>, target: &mut Target, random: &mut Random) -> Ou
     target.added("cuLaunchKernel with an array of parameters", value)?;
 
     // A buffer of parameters.
-    let value = random.next() as u32;
+    let value = random.number() as u32;
     let buffer = desk.put(&target.params(value).bytes())?;
     let size = desk.words(&[32])?;
     let extra = desk.words(&[
@@ -136,7 +136,7 @@ fn launches(desk: &mut Desk<'_>, target: &mut Target, random: &mut Random) -> Ou
     target.added("cuLaunchKernel with a buffer", value)?;
 
     // A configuration.
-    let value = random.next() as u32;
+    let value = random.number() as u32;
     let config = CUlaunchConfig {
         grid: [blocks, 1, 1],
         block: [THREADS, 1, 1],
@@ -166,7 +166,7 @@ fn launches(desk: &mut Desk<'_>, target: &mut Target, random: &mut Random) -> Ou
     target.added("cuLaunchKernelEx", value)?;
 
     // A node of a graph.
-    let value = random.next() as u32;
+    let value = random.number() as u32;
     let params = desk.put(&target.params(value).bytes())?;
     let pointers = desk.words(&OFFSETS.map(|offset| params + offset as u64))?;
     let node = desk.put(&bytes_of(&CUDA_KERNEL_NODE_PARAMS {
@@ -208,7 +208,7 @@ fn names(desk: &mut Desk<'_>, target: &mut Target, random: &mut Random) -> Outco
     let name = desk.text("add_bytes")?;
     let function = desk.words(&[0])?;
     must!(cuModuleGetFunction, function, CUmodule(word(module)), name);
-    let value = random.next() as u32;
+    let value = random.number() as u32;
     let work = Work {
         to: target.at,
         count: target.model.len(),
@@ -334,7 +334,7 @@ unsafe extern "C" fn double(data: *mut c_void) {
 
 /// A host function whose data lies there.
 fn functions(desk: &mut Desk<'_>, random: &mut Random) -> Outcome {
-    let value = random.next();
+    let value = random.number();
     let data = desk.words(&[value, 0])?;
     must!(
         cuLaunchHostFunc,

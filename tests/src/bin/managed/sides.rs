@@ -1,6 +1,8 @@
 //! The device and host threads use different bytes of one block at the same time.
 
 use super::*;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Sender, channel};
 
@@ -106,7 +108,7 @@ fn chain(
     let (told, heard) = channel();
     let mut functions = 0;
     for _ in 0..random.below(24) + 1 {
-        let value = random.next() as u32;
+        let value = random.number() as u32;
         let work = Work {
             to: at + share.start as u64,
             count: share.count(),
@@ -145,27 +147,56 @@ fn chain(
     check("after a chain of kernels", at, share, model)
 }
 
-/// A host thread: reads and writes its bytes, every second one of the host's, until told; gives what they must be.
+/// The bytes of one of two host threads: every second `unit` bytes of the host's.
+fn own(share: &Share, unit: usize, which: usize) -> Vec<usize> {
+    (0..share.len)
+        .filter(|offset| !share.is_of_the_device(*offset))
+        .enumerate()
+        .filter(|(index, _)| index / unit % 2 == which)
+        .map(|(_, offset)| offset)
+        .collect()
+}
+
+/// Reads or writes bytes that are one behind the other by a system call, and compares.
+fn call(random: &mut Random, file: &File, at: u64, bytes: &mut [u8]) -> Outcome {
+    let failed = |error: std::io::Error| format!("a call beside a kernel: {error}");
+    if random.one_of(2) {
+        let new = random.bytes(bytes.len());
+        file.write_all_at(&new, 0).map_err(failed)?;
+        file.read_exact_at(host(at, new.len()), 0).map_err(failed)?;
+        bytes.copy_from_slice(&new);
+    }
+    file.write_all_at(host(at, bytes.len()), 0)
+        .map_err(failed)?;
+    let mut got = vec![0; bytes.len()];
+    file.read_exact_at(&mut got, 0).map_err(failed)?;
+    same("written by a call beside a kernel", at, bytes, &got)
+}
+
+/// A host thread: reads and writes its bytes until told; gives what they must be.
 fn beside(
     mut random: Random,
     at: u64,
-    share: Share,
+    own: Vec<usize>,
     mut model: Vec<u8>,
-    (which, done): (usize, &AtomicBool),
+    done: &AtomicBool,
 ) -> Outcome<Vec<(usize, u8)>> {
-    let own: Vec<usize> = (0..share.len)
-        .filter(|offset| !share.is_of_the_device(*offset))
-        .enumerate()
-        .filter(|(index, _)| index % 2 == which)
-        .map(|(_, offset)| offset)
-        .collect();
+    let file = tempfile::tempfile().map_err(|error| error.to_string())?;
     while !own.is_empty() && !done.load(Ordering::SeqCst) {
         for _ in 0..64 {
-            let offset = own[random.below(own.len())];
+            let chosen = random.below(own.len());
+            let offset = own[chosen];
             let at = at + offset as u64;
+            if random.one_of(32) {
+                let most = random.size(5000);
+                let adjacent = own[chosen..].iter().zip(offset..).take(most);
+                let len = adjacent.take_while(|(own, next)| *own == next).count();
+                call(&mut random, &file, at, &mut model[offset..offset + len])?;
+                continue;
+            }
             same("beside a kernel", at, &[model[offset]], &[load(at)])?;
             if random.one_of(2) {
-                model[offset] = random.next() as u8;
+                model[offset] = random.number() as u8;
                 store(at, model[offset]);
             }
         }
@@ -182,12 +213,13 @@ fn once(setup: &Setup, random: &mut Random, stream: CUstream, until: Instant) ->
     let mut model = random.bytes(share.len);
     host(at, share.len).copy_from_slice(&model);
     let done = AtomicBool::new(false);
+    let unit = [1, 5, 700, 5000][random.below(4)];
     let begun = model.clone();
-    let own = std::thread::scope(|scope| {
+    let bytes = std::thread::scope(|scope| {
         let threads = [0, 1].map(|which| {
-            let (random, begun) = (Random::new(random.next()), begun.clone());
-            let shared = (which, &done);
-            scope.spawn(move || beside(random, at, share, begun, shared))
+            let (random, begun) = (Random::new(random.number()), begun.clone());
+            let (own, done) = (own(&share, unit, which), &done);
+            scope.spawn(move || beside(random, at, own, begun, done))
         });
         let mut outcome = Ok(());
         for _ in 0..random.below(6) + 1 {
@@ -197,17 +229,17 @@ fn once(setup: &Setup, random: &mut Random, stream: CUstream, until: Instant) ->
             }
         }
         done.store(true, Ordering::SeqCst);
-        let mut own = Vec::new();
+        let mut bytes = Vec::new();
         for thread in threads {
-            own.extend(
+            bytes.extend(
                 thread
                     .join()
                     .unwrap_or_else(|_| Err("a thread panicked".into()))?,
             );
         }
-        outcome.map(|()| own)
+        outcome.map(|()| bytes)
     })?;
-    for (offset, byte) in own {
+    for (offset, byte) in bytes {
         model[offset] = byte;
     }
     // The device sees what the threads have written, and the host all of it afterwards.

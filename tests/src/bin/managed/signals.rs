@@ -214,7 +214,7 @@ fn own_faults(count: u32) -> Outcome {
 }
 
 fn world<'a>(setup: &'a Setup, random: &mut Random) -> Outcome<World<'a>> {
-    World::new(setup, random.next(), (setup.most / 16).max(16))
+    World::new(setup, random.number(), (setup.most / 16).max(16))
 }
 
 /// Turns of host and device with faults of the program's own among them.
@@ -292,7 +292,7 @@ fn interrupted(setup: &Setup, random: &mut Random, until: Instant) -> Outcome {
     let own = unsafe { libc::pthread_self() };
     let done = AtomicBool::new(false);
     let outcome = std::thread::scope(|scope| {
-        let mut pauses = Random::new(random.next());
+        let mut pauses = Random::new(random.number());
         let done = &done;
         scope.spawn(move || {
             // The timer's signals are for the other thread.
@@ -337,7 +337,7 @@ fn interrupted_turns(
             world.turn()?;
         }
         for (at, sum) in blocks.iter().zip(&mut sums) {
-            let value = random.next() as u32;
+            let value = random.number() as u32;
             let work = Work {
                 to: at + 4,
                 count: SLOTS * (step - 4),
@@ -374,7 +374,7 @@ fn nested(setup: &Setup, random: &mut Random, until: Instant) -> Outcome {
     OF_FAULTS.begin(at, step);
     let mut sum = 0u8;
     let outcome = loop {
-        let value = random.next() as u32;
+        let value = random.number() as u32;
         let work = Work {
             to: at + 4,
             count: SLOTS * (step - 4),
@@ -412,7 +412,7 @@ fn blocked(setup: &Setup, random: &mut Random, until: Instant) -> Outcome {
     let all: Vec<c_int> = (1..32).collect();
     let mut threads: Vec<Box<dyn FnOnce() -> Outcome + Send + '_>> = Vec::new();
     for signals in [vec![libc::SIGSEGV], all] {
-        let mut random = Random::new(random.next());
+        let mut random = Random::new(random.number());
         threads.push(Box::new(move || {
             setup.enter()?;
             masked(libc::SIG_BLOCK, &signals)?;

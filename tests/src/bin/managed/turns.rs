@@ -37,10 +37,12 @@ impl Block {
     }
 }
 
-/// A stream and blocks that one thread uses.
+/// Streams and blocks that one thread uses.
 pub struct World<'a> {
     setup: &'a Setup,
+    /// The stream that is used now; the other one's work is before its work.
     stream: CUstream,
+    other: CUstream,
     pub random: Random,
     pub blocks: Vec<Block>,
     /// Bytes of the largest block.
@@ -57,10 +59,17 @@ fn words(range: &Range<usize>) -> Range<usize> {
 
 impl<'a> World<'a> {
     pub fn new(setup: &'a Setup, seed: u64, most: usize) -> Outcome<World<'a>> {
+        let mut random = Random::new(seed);
+        let other = match random.below(4) {
+            0 => CUstream::NULL,
+            1 => CU_STREAM_PER_THREAD,
+            _ => stream()?,
+        };
         Ok(World {
             setup,
             stream: stream()?,
-            random: Random::new(seed),
+            other,
+            random,
             blocks: Vec::new(),
             most,
             all: 4 * most,
@@ -75,6 +84,17 @@ impl<'a> World<'a> {
     pub fn settle(&mut self) -> Outcome {
         wait(&mut self.random, self.stream)?;
         self.blocks.iter_mut().for_each(|block| block.busy = false);
+        Ok(())
+    }
+
+    /// Goes on in the other stream, after the work of this one.
+    fn switch(&mut self) -> Outcome {
+        let mut event = CUevent::NULL;
+        must!(cuEventCreate, &mut event, 2 as c_uint);
+        must!(cuEventRecord, event, self.stream);
+        must!(cuStreamWaitEvent, self.other, event, 0 as c_uint);
+        must!(cuEventDestroy_v2, event);
+        std::mem::swap(&mut self.stream, &mut self.other);
         Ok(())
     }
 
@@ -107,13 +127,13 @@ impl<'a> World<'a> {
         let at = block.at + range.start as u64;
         match self.random.below(4) {
             0 => {
-                let byte = self.random.next() as u8;
+                let byte = self.random.number() as u8;
                 host(at, range.len()).fill(byte);
                 block.model[range].fill(byte);
             }
             1 => {
                 let words = words(&range);
-                let value = self.random.next() as u32;
+                let value = self.random.number() as u32;
                 add_words(host(block.at + words.start as u64, words.len()), value);
                 add_words(&mut block.model[words], value);
             }
@@ -121,7 +141,7 @@ impl<'a> World<'a> {
                 // Some bytes that lie apart.
                 for _ in 0..32 {
                     let offset = self.random.below(block.model.len());
-                    let byte = self.random.next() as u8;
+                    let byte = self.random.number() as u8;
                     store(block.at + offset as u64, byte);
                     block.model[offset] = byte;
                 }
@@ -152,7 +172,7 @@ impl<'a> World<'a> {
 
     fn device_adds(&mut self) -> Outcome {
         let chosen = self.chosen();
-        let value = self.random.next() as u32;
+        let value = self.random.number() as u32;
         let kernels = &self.setup.kernels;
         let block = &mut self.blocks[chosen];
         block.busy = true;
@@ -176,7 +196,7 @@ impl<'a> World<'a> {
 
     fn device_fills(&mut self) -> Outcome {
         let chosen = self.chosen();
-        let value = self.random.next() as u32;
+        let value = self.random.number() as u32;
         let kernels = &self.setup.kernels;
         let block = &mut self.blocks[chosen];
         block.busy = true;
@@ -239,7 +259,8 @@ impl<'a> World<'a> {
         if self.blocks.is_empty() {
             return self.allocate();
         }
-        match self.random.below(16) {
+        match self.random.below(17) {
+            16 => self.switch(),
             0..=1 => self.allocate(),
             2..=4 => self.host_writes(),
             5..=8 => self.host_reads(),
@@ -256,13 +277,17 @@ impl<'a> World<'a> {
         for block in self.blocks.drain(..) {
             block.free("at the end")?;
         }
-        must!(cuStreamDestroy_v2, self.stream);
+        for stream in [self.stream, self.other] {
+            if ![CUstream::NULL, CU_STREAM_PER_THREAD].contains(&stream) {
+                must!(cuStreamDestroy_v2, stream);
+            }
+        }
         Ok(())
     }
 }
 
 pub fn turns(setup: &Setup, random: &mut Random, until: Instant) -> Outcome {
-    let mut world = World::new(setup, random.next(), setup.most)?;
+    let mut world = World::new(setup, random.number(), setup.most)?;
     loop {
         world.turn()?;
         if Instant::now() > until {
@@ -292,7 +317,7 @@ pub fn threads(setup: &Setup, random: &mut Random, until: Instant) -> Outcome {
     must!(cuCtxSynchronize);
     let mut all: Vec<Box<dyn FnOnce() -> Outcome + Send + '_>> = Vec::new();
     for _ in 0..4 {
-        let seed = random.next();
+        let seed = random.number();
         all.push(Box::new(move || {
             setup.enter()?;
             let mut world = World::new(setup, seed, most)?;
