@@ -67,7 +67,8 @@ pub fn alloc(session: &Session, context: &'static Context, len: u64, flags: u32)
     check_flags(flags)?;
     let start = match memory::managed_alloc(session, context, len, flags) {
         // It is then host memory, which devices access over the bus.
-        Err(CUDA_ERROR_OUT_OF_MEMORY | CUDA_ERROR_NOT_SUPPORTED) => {
+        Err(status @ (CUDA_ERROR_OUT_OF_MEMORY | CUDA_ERROR_NOT_SUPPORTED)) => {
+            tracing::info!(%status, len, "managed memory is host memory");
             memory::host_alloc(session, context, len, MANAGED | flags)?
         }
         given => given?,

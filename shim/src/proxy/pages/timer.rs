@@ -1,6 +1,6 @@
 //! Drops provisional pieces after a while although the program has seen no work end: it may be polling them.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use mpsshim_proto::shm;
