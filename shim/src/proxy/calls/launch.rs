@@ -370,7 +370,7 @@ fn submit(
         event::recorded_by_launch(event, stream, &ring);
     }
     drop(ring);
-    if function.layout().prints {
+    if function.layout().prints() {
         printing::expect();
     }
     if stream.is_capturing() {
