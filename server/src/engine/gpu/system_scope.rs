@@ -7,7 +7,8 @@
 use crate::engine::gpu::cubin::{Budget, EM_CUDA};
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{
-    Endianness, Object, ObjectSection, ObjectSymbol, SectionIndex, SectionKind, SymbolFlags,
+    Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionIndex, SectionKind,
+    SymbolFlags,
 };
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -20,7 +21,7 @@ pub enum SystemScope {
     None,
     /// The hashes of their names, sorted. A kernel whose name has the same hash counts too.
     Some(Arc<[u64]>),
-    /// All kernels: a function that they may call has such accesses, or the code cannot be read.
+    /// All kernels: a function that any of them may call has such accesses, or the code cannot be read.
     All,
 }
 
@@ -113,11 +114,24 @@ fn arch_of(file: &ElfFile64<'_, Endianness>) -> Option<u32> {
     }
 }
 
+/// A section of code: one kernel or function.
+#[derive(Default)]
+struct Part {
+    /// It has such accesses.
+    has: bool,
+    /// Functions that it calls have such accesses.
+    calls: bool,
+    is_kernel: bool,
+    /// The sections that refer to it.
+    callers: Vec<SectionIndex>,
+    /// Its address is in data, where any kernel may read it.
+    is_known: bool,
+}
+
 /// Hashes of the kernels' names; `None` for all kernels.
 fn in_file(file: &ElfFile64<'_, Endianness>, mut budget: Budget) -> Option<Vec<u64>> {
     let arch = arch_of(file).filter(|arch| *arch >= 70)?;
-    // Whether sections of code have such accesses.
-    let mut sections: HashMap<SectionIndex, bool> = HashMap::new();
+    let mut parts: HashMap<SectionIndex, Part> = HashMap::new();
     for section in file.sections() {
         let name = section.name_bytes().unwrap_or_default();
         budget.spend(name.len() as u64 + 1)?;
@@ -127,12 +141,13 @@ fn in_file(file: &ElfFile64<'_, Endianness>, mut budget: Budget) -> Option<Vec<u
         // Sections may overlap.
         let code = section.data().ok()?;
         budget.spend(code.len() as u64)?;
-        sections.insert(section.index(), in_code(code, arch));
+        let part = Part {
+            has: in_code(code, arch),
+            ..Part::default()
+        };
+        parts.insert(section.index(), part);
     }
-    // Those with such accesses in which no kernel begins.
-    let mut orphans = sections.clone();
-    orphans.retain(|_, has| *has);
-    let mut found = Vec::new();
+    let mut kernels = Vec::new();
     for symbol in file.symbols() {
         budget.spend(1)?;
         let SymbolFlags::Elf {
@@ -146,17 +161,74 @@ fn in_file(file: &ElfFile64<'_, Endianness>, mut budget: Budget) -> Option<Vec<u
             continue;
         };
         // A kernel elsewhere has code of an unknown kind.
-        if *sections.get(&section)? {
-            let name = symbol.name_bytes().ok()?;
-            budget.spend(name.len() as u64)?;
-            if !has_private_only(name) {
-                found.push(hash_of(name));
+        parts.get_mut(&section)?.is_kernel = true;
+        let name = symbol.name_bytes().ok()?;
+        budget.spend(name.len() as u64)?;
+        kernels.push((name, section));
+    }
+    let functions = parts.iter().filter(|(_, part)| part.has && !part.is_kernel);
+    let mut left: Vec<SectionIndex> = functions.map(|(section, _)| *section).collect();
+    if !left.is_empty() {
+        find_callers(file, &mut parts, &mut budget)?;
+    }
+    // From the functions with such accesses to their callers.
+    while let Some(section) = left.pop() {
+        let part = parts.get_mut(&section)?;
+        if part.is_known || part.callers.is_empty() {
+            return None;
+        }
+        for caller in std::mem::take(&mut part.callers) {
+            let caller_part = parts.get_mut(&caller)?;
+            let is_new = !caller_part.calls && !caller_part.has;
+            caller_part.calls = true;
+            if is_new && !caller_part.is_kernel {
+                left.push(caller);
             }
-            orphans.remove(&section);
         }
     }
-    // Any kernel may call the functions.
-    orphans.is_empty().then_some(found)
+    let found = kernels.into_iter().filter(|(name, section)| {
+        let part = &parts[section];
+        part.calls || part.has && !has_private_only(name)
+    });
+    Some(found.map(|(name, _)| hash_of(name)).collect())
+}
+
+/// Finds what refers to functions: relocations of code, and of data other than what debuggers read.
+fn find_callers(
+    file: &ElfFile64<'_, Endianness>,
+    parts: &mut HashMap<SectionIndex, Part>,
+    budget: &mut Budget,
+) -> Option<()> {
+    /// Charged for a relocation, bytes.
+    const RELOCATION: u64 = 16;
+    const DEBUG: [&[u8]; 3] = [b".debug", b".nv_debug", b".nv.merc"];
+    for section in file.sections() {
+        let name = section.name_bytes().unwrap_or_default();
+        budget.spend(name.len() as u64 + 1)?;
+        if DEBUG.iter().any(|start| name.starts_with(start)) {
+            continue;
+        }
+        let (from, is_code) = (section.index(), parts.contains_key(&section.index()));
+        for (_, relocation) in section.relocations() {
+            budget.spend(RELOCATION)?;
+            let to = match relocation.target() {
+                RelocationTarget::Symbol(index) => {
+                    file.symbol_by_index(index).ok()?.section_index()
+                }
+                RelocationTarget::Section(index) => Some(index),
+                _ => None,
+            };
+            let Some(part) = to.and_then(|to| parts.get_mut(&to)) else {
+                continue;
+            };
+            if !is_code {
+                part.is_known = true;
+            } else if to != Some(from) && part.callers.last() != Some(&from) {
+                part.callers.push(from);
+            }
+        }
+    }
+    Some(())
 }
 
 /// Whether there are such accesses in code.
@@ -310,6 +382,7 @@ mod tests {
     const OLDER: &[u8] = fixture!("system_scope/accesses.sm_75.cubin");
     const TEXT: &[u8] = fixture!("system_scope/accesses.ptx");
     const FUNCTION: &[u8] = fixture!("system_scope/function.sm_90.cubin");
+    const LINKED: &[u8] = fixture!("system_scope/linked.sm_90.cubin");
     const DEBUG: &[u8] = fixture!("managed/variables.debug.cubin");
     const NESTED: &[u8] = fixture!("nested.fatbin");
 
@@ -337,8 +410,28 @@ mod tests {
     }
 
     #[test]
-    fn a_function_counts_for_all_kernels() {
+    fn a_function_counts_for_the_kernels_that_call_it() {
+        assert!(has(LINKED, "calls") && !has(LINKED, "other"));
+        // As compiled, one variant of the function is for kernels of other files.
         assert_eq!(SystemScope::of_cubin(FUNCTION), SystemScope::All);
+        // With its address in data.
+        let mut known = LINKED.to_vec();
+        let name = b".debug_frame\0";
+        for at in memchr::memmem::find_iter(LINKED, name) {
+            known[at + 1] = b'x';
+        }
+        assert_eq!(SystemScope::of_cubin(&known), SystemScope::All);
+        // Without the relocations of the call.
+        let mut unknown = LINKED.to_vec();
+        let file = ElfFile64::<Endianness>::parse(LINKED).expect("a cubin");
+        let calls = file.section_by_name(".rela.text.calls");
+        let (start, len) = calls.and_then(|one| one.file_range()).expect("a section");
+        unknown[start as usize..(start + len) as usize].fill(0);
+        assert_eq!(SystemScope::of_cubin(&unknown), SystemScope::All);
+    }
+
+    #[test]
+    fn a_function_of_a_text_counts_for_all_kernels() {
         let text =
             ".version 8.0\n.func (.param .b32 r) f(.param .b64 p) { BODY }\n.entry k() { ret; }";
         for (body, expected) in [
