@@ -171,7 +171,7 @@ plain_structs! {
     FunctionInfo {
         attributes: [i32; 16],
         params: u32,
-        /// [`FUNCTION_PRINTS`].
+        /// [`FUNCTION_PRINTS`], [`FUNCTION_SYSTEM_SCOPE`].
         flags: u32,
     }
     /// Where a parameter lies in the packed buffer, bytes.
@@ -228,6 +228,9 @@ pub const MANAGED: u32 = 1 << 31;
 /// In [`FunctionInfo::flags`]: the function's module may print. A client that has launched it sends [`Op::Printed`]
 /// after each wait.
 pub const FUNCTION_PRINTS: u32 = 1;
+/// In [`FunctionInfo::flags`]: the function's code may access global or generic memory with system scope: volatile
+/// accesses, atomic operations and fences that the host or other devices may see while it runs.
+pub const FUNCTION_SYSTEM_SCOPE: u32 = 2;
 
 /// Attributes that one launch may carry: twice as many as there are kinds.
 pub const ATTRIBUTES_MAX: usize = 32;

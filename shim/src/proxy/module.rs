@@ -19,8 +19,8 @@ use mpsshim_api::cuda::{
 };
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::{
-    FUNCTION_PRINTS, FunctionAttribute, FunctionInfo, GetFunction, ImageLoad, Named, Object, Op,
-    PARAMS_MAX, Param, Range, Value,
+    FUNCTION_PRINTS, FUNCTION_SYSTEM_SCOPE, FunctionAttribute, FunctionInfo, GetFunction,
+    ImageLoad, Named, Object, Op, PARAMS_MAX, Param, Range, Value,
 };
 use mpsshim_proto::shm;
 use parking_lot::Mutex;
@@ -89,8 +89,23 @@ pub struct Layout {
     pub params: Vec<Param>,
     /// Bytes of all parameters.
     pub len: usize,
-    /// Launching it may print.
-    pub prints: bool,
+    /// `FUNCTION_*`.
+    flags: u32,
+}
+
+impl Layout {
+    /// Whether launching it may print.
+    #[inline]
+    pub fn prints(&self) -> bool {
+        self.flags & FUNCTION_PRINTS != 0
+    }
+
+    /// Whether its code may access memory with system scope, so that the host may exchange values with it while it runs.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for managed memory"))]
+    #[inline]
+    pub fn system_scope(&self) -> bool {
+        self.flags & FUNCTION_SYSTEM_SCOPE != 0
+    }
 }
 
 impl Function {
@@ -467,18 +482,12 @@ pub fn request_function(
         return Err(CUDA_ERROR_MPS_RPC_FAILURE);
     }
     wanted.copy_from_slice(&rest[..wanted.len()]);
-    let prints = info.flags & FUNCTION_PRINTS != 0;
-    let layout = layout(hash, name, params, prints).ok_or(CUDA_ERROR_MPS_RPC_FAILURE)?;
+    let layout = layout(hash, name, params, info.flags).ok_or(CUDA_ERROR_MPS_RPC_FAILURE)?;
     Ok((info, layout))
 }
 
 /// The layout of a function of some content; `None` for parameters no kernel can have.
-fn layout(
-    hash: [u8; 32],
-    name: &CStr,
-    params: Vec<Param>,
-    prints: bool,
-) -> Option<&'static Layout> {
+fn layout(hash: [u8; 32], name: &CStr, params: Vec<Param>, flags: u32) -> Option<&'static Layout> {
     type Known = HashMap<([u8; 32], CString), &'static Layout>;
     static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
     let end = |param: &Param| param.offset as usize + param.size as usize;
@@ -492,7 +501,7 @@ fn layout(
             name: name.to_owned(),
             params,
             len,
-            prints,
+            flags,
         }))
     });
     Some(layout)
@@ -630,4 +639,26 @@ pub fn set_attribute(
     }
     function.revision.fetch_add(1, Ordering::Relaxed);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layout_says_what_launches_may_do() {
+        for (number, flags) in [
+            0,
+            FUNCTION_PRINTS,
+            FUNCTION_SYSTEM_SCOPE,
+            FUNCTION_PRINTS | FUNCTION_SYSTEM_SCOPE,
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let known = layout([number as u8; 32], c"kernel", Vec::new(), flags).expect("a layout");
+            assert_eq!(known.prints(), flags & FUNCTION_PRINTS != 0);
+            assert_eq!(known.system_scope(), flags & FUNCTION_SYSTEM_SCOPE != 0);
+        }
+    }
 }

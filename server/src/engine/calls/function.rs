@@ -13,9 +13,7 @@ use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::image::KernelAttribute;
-use mpsshim_proto::message::{
-    FUNCTION_PRINTS, FunctionAttribute, FunctionInfo, GetFunction, Param, Value,
-};
+use mpsshim_proto::message::{FunctionAttribute, FunctionInfo, GetFunction, Param, Value};
 use mpsshim_proto::segment::ANSWER_LEN;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -113,7 +111,7 @@ impl Session {
         let params =
             params_of(|index, offset, size| driver.func_get_param_info(raw, index, offset, size));
         info.params = params.len() as u32;
-        info.flags = if prints { FUNCTION_PRINTS } else { 0 };
+        info.flags = self.image(body.parent)?.calls.flags(&key.0);
         let param_bytes = params
             .iter()
             .map(|param| param.offset + param.size)
@@ -179,11 +177,7 @@ impl Session {
         let info = FunctionInfo {
             attributes: [i32::MIN; 16],
             params: params.len() as u32,
-            flags: if self.objects.libraries.get(library)?.calls.prints {
-                FUNCTION_PRINTS
-            } else {
-                0
-            },
+            flags: self.objects.libraries.get(library)?.calls.flags(name),
         };
         let mut payload = info.as_bytes().to_vec();
         payload.extend_from_slice(params.as_bytes());
@@ -311,11 +305,12 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::gpu::system_scope::SystemScope;
     use crate::engine::testing::{
         FAULT, Fixture, Function as Symbol, counts, obeys, obeys_with_handle, others, records,
     };
     use mpsshim_proto::handle::Kind;
-    use mpsshim_proto::message::Op;
+    use mpsshim_proto::message::{FUNCTION_PRINTS, FUNCTION_SYSTEM_SCOPE, Op};
 
     const NAME: &[u8] = b"kernel\0";
 
@@ -381,6 +376,33 @@ mod tests {
         let status = test.status(Op::GetFunction, &body, NAME);
         assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "a module has no kernels");
         assert_eq!((test.calls(), test.session.objects.functions.len()), (0, 0));
+    }
+
+    #[test]
+    fn the_client_is_told_what_launches_may_do() {
+        let text = b".version 8.0\n.entry kernel() { membar.sys; ret; }\n.entry other() { ret; }";
+        for kind in [Kind::Module, Kind::Library] {
+            for prints in [false, true] {
+                let mut test = Fixture::new(&[]);
+                let image = test.image(kind);
+                let calls = &mut test.session.image_mut(image).expect("an image").calls;
+                (calls.prints, calls.system_scope) = (prints, SystemScope::of_text(text));
+                for (name, system_scope) in [(NAME, FUNCTION_SYSTEM_SCOPE), (b"other\0", 0)] {
+                    let function = get(&mut test, image);
+                    let described = GetFunction {
+                        function: 0,
+                        ..function
+                    };
+                    let bodies = [function, described];
+                    for body in &bodies[..1 + usize::from(kind == Kind::Library)] {
+                        let info = test.reply(Op::GetFunction, body, name);
+                        let info: FunctionInfo = info.expect("a description");
+                        let expected = u32::from(prints) * FUNCTION_PRINTS + system_scope;
+                        assert_eq!(info.flags, expected);
+                    }
+                }
+            }
+        }
     }
 
     #[test]

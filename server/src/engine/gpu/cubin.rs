@@ -6,6 +6,8 @@
 
 use crate::engine::gpu::host::is_affordable;
 use crate::engine::gpu::managed_image;
+use crate::engine::gpu::system_scope::SystemScope;
+use mpsshim_proto::message::{FUNCTION_PRINTS, FUNCTION_SYSTEM_SCOPE};
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SymbolKind};
 use serde::{Deserialize, Serialize};
@@ -391,8 +393,9 @@ fn of_all_code(
         })
 }
 
-/// Functions of the driver that kernels of an image may call, and its managed variables.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// Functions of the driver that kernels of an image may call, its managed variables, and kernels with accesses to memory
+/// that the host or other devices may see while they run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Calls {
     /// `printf`. Code that is unreadable, or exceeds the [`Budget`], counts as printing.
     pub prints: bool,
@@ -400,6 +403,9 @@ pub struct Calls {
     pub allocates: bool,
     /// It has managed variables. Code that is unreadable, or exceeds the [`Budget`], counts as having none.
     pub managed: bool,
+    /// Kernels with system-scope accesses. Code that is unreadable, or exceeds the [`Budget`], counts as having them in
+    /// all kernels.
+    pub system_scope: SystemScope,
 }
 
 impl Calls {
@@ -408,6 +414,7 @@ impl Calls {
         prints: true,
         allocates: false,
         managed: false,
+        system_scope: SystemScope::All,
     };
 
     fn of_cubin(code: &[u8]) -> Calls {
@@ -416,6 +423,7 @@ impl Calls {
         }
         let mut calls = Calls {
             prints: memchr::memmem::find(code, PRINT).is_some(),
+            system_scope: with_nested(code, SystemScope::of_cubin(code)),
             ..Calls::default()
         };
         let Ok(file) = ElfFile64::<Endianness>::parse(code) else {
@@ -440,7 +448,15 @@ impl Calls {
             allocates: ALLOCATE.iter().any(|name| has_word(text, name))
                 && memchr::memmem::find(text, NESTED).is_none(),
             managed: memchr::memmem::find(text, managed_image::ATTRIBUTE).is_some(),
+            system_scope: with_nested(text, SystemScope::of_text(text)),
         }
+    }
+
+    /// What clients are told of a kernel, `FUNCTION_*`.
+    pub fn flags(&self, kernel: &[u8]) -> u32 {
+        let system_scope = self.system_scope.has(kernel);
+        let flag = |is: bool, flag: u32| if is { flag } else { 0 };
+        flag(self.prints, FUNCTION_PRINTS) | flag(system_scope, FUNCTION_SYSTEM_SCOPE)
     }
 
     fn or(self, other: Calls) -> Calls {
@@ -448,6 +464,7 @@ impl Calls {
             prints: self.prints || other.prints,
             allocates: self.allocates || other.allocates,
             managed: self.managed || other.managed,
+            system_scope: self.system_scope.or(other.system_scope),
         }
     }
 }
@@ -457,6 +474,18 @@ const ALLOCATE: [&[u8]; 2] = [b"malloc", b"free"];
 /// In the names of the driver's functions for launches by kernels. An image with such launches stays in the context that
 /// clients share: its load may not return in another one beside long kernels.
 const NESTED: &[u8] = b"cnpv2";
+/// In the names of the functions of CUDA's device runtime for launches by kernels.
+const LAUNCHES: [&[u8]; 2] = [b"cudaLaunchDevice", b"cudaCDP2Launch"];
+
+/// The kernels of some code with system-scope accesses. If its kernels launch others, any may launch those.
+fn with_nested(code: &[u8], found: SystemScope) -> SystemScope {
+    let launches = |name: &&[u8]| memchr::memmem::find(code, name).is_some();
+    let only = |found: &SystemScope| matches!(found, SystemScope::Some(_));
+    match only(&found) && LAUNCHES.iter().chain([&NESTED]).any(launches) {
+        true => SystemScope::All,
+        false => found,
+    }
+}
 
 /// Whether a PTX text contains an identifier.
 fn has_word(text: &[u8], word: &[u8]) -> bool {

@@ -10,6 +10,10 @@ use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUre
 use mpsshim_proto::arena::{DEVICE_ARENA_STRIDE, MANAGED_OFFSET};
 use parking_lot::Mutex;
 
+/// Addresses are reserved in multiples of this many bytes: shorter reservations get addresses of the driver's choice,
+/// whatever is asked for (580.159.04).
+const UNIT: u64 = 32 << 20;
+
 /// The addresses of one device.
 #[derive(Debug)]
 pub struct ManagedArena {
@@ -24,7 +28,7 @@ impl ManagedArena {
     pub fn new(start: u64) -> ManagedArena {
         let (first, len) = (start + MANAGED_OFFSET, DEVICE_ARENA_STRIDE - MANAGED_OFFSET);
         ManagedArena {
-            addresses: Mutex::new(RangeAllocator::new(first, len, 2 << 20)),
+            addresses: Mutex::new(RangeAllocator::new(first, len, UNIT)),
             start: first,
             held: Mutex::new(false),
         }
@@ -45,12 +49,13 @@ impl ManagedArena {
         Ok(())
     }
 
-    /// Takes `len` bytes of addresses, a multiple of 2 MiB, and reserves them with the driver.
+    /// Takes at least `len` bytes of addresses, and reserves them with the driver.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`; errors of the driver.
     pub fn take(&self, driver: &Driver, len: u64) -> Result<u64, CUresult> {
         self.hold_all()?;
+        let len = room(len)?;
         let start = self.addresses.lock().take(len);
         let start = start.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         self.reserve(driver, start, len)
@@ -58,12 +63,13 @@ impl ManagedArena {
         Ok(start)
     }
 
-    /// Takes these addresses.
+    /// Takes the addresses that [`ManagedArena::take`] gave for this length.
     ///
     /// # Errors
     /// As [`ManagedArena::take`]; `CUDA_ERROR_INVALID_VALUE` if they are in use.
     pub fn take_at(&self, driver: &Driver, start: u64, len: u64) -> Result<(), CUresult> {
         self.hold_all()?;
+        let len = room(len)?;
         let taken = self.addresses.lock().take_at(start, len);
         taken.ok_or(CUDA_ERROR_INVALID_VALUE)?;
         self.reserve(driver, start, len)
@@ -75,6 +81,7 @@ impl ManagedArena {
     /// # Errors
     /// Errors of the driver; the addresses remain taken.
     pub fn give_back(&self, driver: &Driver, start: u64, len: u64) -> Result<(), CUresult> {
+        let len = room(len)?;
         self.unreserve(driver, start, len)?;
         self.addresses.lock().give_back(start, len);
         Ok(())
@@ -103,6 +110,12 @@ impl ManagedArena {
         driver.memory.mem_address_free(start, len as usize)?;
         hold(start, len)
     }
+}
+
+/// The addresses that are taken for `len` bytes.
+fn room(len: u64) -> Result<u64, CUresult> {
+    let room = len.max(1).checked_next_multiple_of(UNIT);
+    room.ok_or(CUDA_ERROR_OUT_OF_MEMORY)
 }
 
 /// Maps nothing at these addresses, so that nothing else is mapped there.

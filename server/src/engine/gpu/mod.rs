@@ -15,6 +15,7 @@ pub mod managed_image;
 pub mod open;
 pub mod partition;
 pub mod spare;
+pub mod system_scope;
 pub mod virtual_arena;
 
 use crate::engine::base::account::{Account, Memory};

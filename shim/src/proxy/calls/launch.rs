@@ -391,7 +391,7 @@ fn submit(
     }
     drop(ring);
     drop(work);
-    if function.layout().prints {
+    if function.layout().prints() {
         printing::expect();
     }
     if stream.is_capturing() {
