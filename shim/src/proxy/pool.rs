@@ -383,7 +383,7 @@ mod tests {
         /// Live blocks never overlap, lie inside a grant, and everything can be given back in the end.
         #[test]
         fn blocks_are_disjoint(sizes in prop::collection::vec((1u64..5 << 20, any::<u8>()), 1..120)) {
-            let (mut pool, mut source) = (Pool::new(2 << 20), Fake::default());
+            let (mut pool, mut source) = (Pool::new(2 << 20, 1), Fake::default());
             let mut live: Vec<(u64, u64)> = Vec::new();
             for (size, choice) in sizes {
                 let size = if choice % 3 == 0 { size } else { size % 70_000 + 1 };
@@ -411,7 +411,7 @@ mod tests {
 
     #[test]
     fn a_megabyte_in_a_loop_needs_one_grant() {
-        let (mut pool, mut source) = (Pool::new(2 << 20), Fake::default());
+        let (mut pool, mut source) = (Pool::new(2 << 20, 1), Fake::default());
         for _ in 0..100 {
             let start = pool.alloc(1 << 20, 1, 0, &mut source).unwrap();
             pool.free(start, &mut source).unwrap();
@@ -425,7 +425,7 @@ mod tests {
 
     #[test]
     fn what_was_freed_last_is_given_to_who_wants_as_much() {
-        let (mut pool, mut source) = (Pool::new(2 << 20), Fake::default());
+        let (mut pool, mut source) = (Pool::new(2 << 20, 1), Fake::default());
         let blocks = [5000, 70_000, 5000].map(|len| pool.alloc(len, 1, 0, &mut source).unwrap());
         pool.free(blocks[0], &mut source).unwrap();
         pool.free(blocks[1], &mut source).unwrap();
@@ -437,7 +437,7 @@ mod tests {
 
     #[test]
     fn what_was_freed_last_is_put_together_with_its_neighbours() {
-        let (mut pool, mut source) = (Pool::new(2 << 20), Fake::default());
+        let (mut pool, mut source) = (Pool::new(2 << 20, 1), Fake::default());
         let halves = [1 << 20; 2].map(|len| pool.alloc(len, 1, 0, &mut source).unwrap());
         for half in halves {
             pool.free(half, &mut source).unwrap();
@@ -451,7 +451,7 @@ mod tests {
 
     #[test]
     fn one_empty_slab_stays_at_most() {
-        let (mut pool, mut source) = (Pool::new(2 << 20), Fake::default());
+        let (mut pool, mut source) = (Pool::new(2 << 20, 1), Fake::default());
         let blocks: Vec<u64> = (0..40)
             .map(|_| pool.alloc(1 << 20, 1, 0, &mut source).unwrap())
             .collect();
@@ -467,7 +467,7 @@ mod tests {
             limit: Some(64 << 20),
             ..Fake::default()
         };
-        let mut pool = Pool::new(2 << 20);
+        let mut pool = Pool::new(2 << 20, 1);
         let first = pool.alloc(48 << 20, 1, 0, &mut source).unwrap();
         pool.free(first, &mut source).unwrap();
         let second = pool.alloc(60 << 20, 1, 0, &mut source).unwrap();
@@ -480,7 +480,7 @@ mod tests {
 
     #[test]
     fn wrong_requests_are_refused() {
-        let (mut pool, mut source) = (Pool::new(2 << 20), Fake::default());
+        let (mut pool, mut source) = (Pool::new(2 << 20, 1), Fake::default());
         assert_eq!(
             pool.alloc(0, 1, 0, &mut source),
             Err(CUDA_ERROR_INVALID_VALUE)
@@ -500,7 +500,7 @@ mod tests {
 
     #[test]
     fn a_context_takes_its_blocks_along() {
-        let (mut pool, mut source) = (Pool::new(2 << 20), Fake::default());
+        let (mut pool, mut source) = (Pool::new(2 << 20, 1), Fake::default());
         let ids: HashSet<u64> = (0..10)
             .map(|i| {
                 let start = pool.alloc(100, i % 2, 0, &mut source).unwrap();
