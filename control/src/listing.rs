@@ -14,7 +14,7 @@ use crate::library;
 use crate::settings::Settings;
 use mpsshim_model::amount;
 use mpsshim_model::device::DeviceInfo;
-use mpsshim_model::limits::{Limits, Percentage, Usage};
+use mpsshim_model::limits::{Limits, ManagedUsage, Percentage, Usage};
 use mpsshim_model::mode::Modes;
 use mpsshim_model::policy::{Scheduling, SchedulingPolicy};
 use nix::unistd::{Uid, User};
@@ -280,6 +280,24 @@ fn device_waits(usage: Option<&Usage>) -> [Value; 2] {
     ]
 }
 
+/// A client's managed memory: bytes on its devices and in host memory, bytes and copies to the host and to the devices,
+/// faults, and the milliseconds that its threads waited for them; each `null` where it does not apply or the server does
+/// not report it.
+fn managed(usage: Option<&Usage>) -> [Value; 8] {
+    let managed = usage.and_then(|usage| usage.managed);
+    let of = |value: fn(ManagedUsage) -> u64| json!(managed.map(value));
+    [
+        of(|managed| managed.device),
+        of(|managed| managed.host),
+        of(|managed| managed.to_host.bytes),
+        of(|managed| managed.to_host.copies),
+        of(|managed| managed.to_device.bytes),
+        of(|managed| managed.to_device.copies),
+        of(|managed| managed.faults),
+        json!(managed.map(|managed| (managed.waited_ns / 1000) as f64 / 1e3)),
+    ]
+}
+
 /// Whether a client's session survives an unexpected end of its server, and the reasons if not; each `null` where it
 /// does not apply or the server does not report it.
 fn bonds(usage: Option<&Usage>) -> [Value; 2] {
@@ -408,6 +426,7 @@ pub fn processes<'a>(
                 row.extend(gate(usage));
                 row.extend(level(usage));
                 row.extend(device_waits(usage));
+                row.extend(managed(usage));
                 row.extend(bonds(usage));
                 row.push(is_apart(server));
                 rows.push(row);
@@ -456,6 +475,14 @@ pub fn processes<'a>(
             "device_share_percentage",
             "device_wait_ms",
             "device_waited_for",
+            "managed_device_memory",
+            "managed_host_memory",
+            "managed_to_host_bytes",
+            "managed_to_host_copies",
+            "managed_to_device_bytes",
+            "managed_to_device_copies",
+            "managed_faults",
+            "managed_wait_ms",
             "portable",
             "bound_by",
             "quarantined",

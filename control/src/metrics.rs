@@ -272,6 +272,62 @@ const OF_CLIENT: &[Metric] = &[
     ),
     metric(
         G,
+        "client_managed_device_memory",
+        BYTES,
+        ("managed_device_memory", 1.0),
+        "Managed memory with home on a device, in proxy mode",
+    ),
+    metric(
+        G,
+        "client_managed_host_memory",
+        BYTES,
+        ("managed_host_memory", 1.0),
+        "Managed memory in host memory, in proxy mode",
+    ),
+    metric(
+        C,
+        "client_managed_to_host",
+        BYTES,
+        ("managed_to_host_bytes", 1.0),
+        "Managed memory copied to the host, where the program used it, in proxy mode",
+    ),
+    metric(
+        C,
+        "client_managed_to_host_copies",
+        None,
+        ("managed_to_host_copies", 1.0),
+        "Copies of managed memory to the host, in proxy mode",
+    ),
+    metric(
+        C,
+        "client_managed_to_device",
+        BYTES,
+        ("managed_to_device_bytes", 1.0),
+        "Managed memory copied to a device, since the program has changed it, in proxy mode",
+    ),
+    metric(
+        C,
+        "client_managed_to_device_copies",
+        None,
+        ("managed_to_device_copies", 1.0),
+        "Copies of managed memory to a device, in proxy mode",
+    ),
+    metric(
+        C,
+        "client_managed_faults",
+        None,
+        ("managed_faults", 1.0),
+        "Faults of the program's threads in managed memory, counted by the client, in proxy mode",
+    ),
+    metric(
+        C,
+        "client_managed_wait",
+        SECONDS,
+        ("managed_wait_ms", 1e3),
+        "Time that the program's threads waited for faults in managed memory, counted by the client, in proxy mode",
+    ),
+    metric(
+        G,
         "client_portable",
         None,
         ("portable", 1.0),
@@ -580,6 +636,8 @@ mod tests {
                    "user": "root", "device": device, "uuid": format!("GPU-{device}"), "memory": memory,
                    "memory_limit": null, "launches": 5, "held_ms": 1500.0, "turns": null,
                    "active_thread_percentage": 50.0, "gate_ms": 250.0, "device_context": id, "portable": 2 - id,
+                   "managed_device_memory": 4096 * id, "managed_host_memory": 0, "managed_to_host_bytes": 10 * id,
+                   "managed_to_device_copies": id, "managed_faults": 3, "managed_wait_ms": (id == 2).then_some(250.0),
                    "device_wait_ms": (id == 2).then_some(500.0), "level": id - 1, "device_share_percentage": (id == 2).then_some(25.0)})
         };
         Lists {
@@ -656,6 +714,17 @@ mod tests {
         assert_eq!(line("mpsshim_client_device_share_ratio", &second), "0.25");
         let waited = line("mpsshim_client_device_wait_seconds_total", &second);
         assert_eq!(waited, "0.5");
+        for (name, value) in [
+            ("device_memory_bytes", "8192.0"),
+            ("host_memory_bytes", "0.0"),
+            ("to_host_bytes_total", "20.0"),
+            ("to_device_copies_total", "2.0"),
+            ("faults_total", "3.0"),
+            ("wait_seconds_total", "0.25"),
+        ] {
+            let name = format!("mpsshim_client_managed_{name}");
+            assert_eq!(line(&name, &second), value, "{name}");
+        }
         assert_eq!(line("mpsshim_client_portable", &first), "1.0");
         assert_eq!(line("mpsshim_client_portable", &second), "0.0");
         assert_eq!(line("mpsshim_client_device_context", &first), "1.0");

@@ -103,6 +103,15 @@ pub struct Client {
     /// Time that its kernels waited for the device, and for which clients, estimated.
     device_wait_ms: Option<f64>,
     device_waited_for: Option<Vec<Awaited>>,
+    /// Managed memory on its devices and in host memory, bytes.
+    managed_device_memory: Option<u64>,
+    managed_host_memory: Option<u64>,
+    managed_to_host_bytes: Option<u64>,
+    managed_to_host_copies: Option<u64>,
+    managed_to_device_bytes: Option<u64>,
+    managed_to_device_copies: Option<u64>,
+    managed_faults: Option<u64>,
+    managed_wait_ms: Option<f64>,
     /// Since the previous sample, like all fields below; `None` for a client that has just connected.
     #[serde(default)]
     launches_per_second: Option<f64>,
@@ -118,6 +127,17 @@ pub struct Client {
     /// Process ids of the clients that had the device meanwhile, longest first.
     #[serde(default)]
     device_waits_for: Option<Vec<i32>>,
+    /// Managed memory copied to the host and to devices.
+    #[serde(default)]
+    managed_bytes_per_second: Option<f64>,
+}
+
+impl Client {
+    /// Bytes of managed memory copied so far.
+    fn managed_bytes(&self) -> Option<u64> {
+        let to_host = self.managed_to_host_bytes?;
+        Some(to_host.saturating_add(self.managed_to_device_bytes?))
+    }
 }
 
 /// For how long a client has waited for another one.
@@ -192,10 +212,11 @@ impl Look {
             let awaited = client.device_waited_for.as_ref();
             let awaited = awaited.zip(old.device_waited_for.as_ref());
             client.device_waits_for = awaited.map(|(now, then)| grown(now, then));
-            client.launches_per_second = client
-                .launches
-                .zip(old.launches)
-                .map(|(now, then)| now.saturating_sub(then) as f64 / interval);
+            let rate = |now: Option<u64>, then: Option<u64>| {
+                Some(now?.saturating_sub(then?) as f64 / interval)
+            };
+            client.launches_per_second = rate(client.launches, old.launches);
+            client.managed_bytes_per_second = rate(client.managed_bytes(), old.managed_bytes());
         }
     }
 
@@ -314,7 +335,11 @@ mod tests {
         (first.device_wait_ms, old.device_wait_ms) = (Some(600.0), Some(100.0));
         first.device_waited_for = awaited(&[(4, 300.0), (2, 250.0), (5, 50.0)]);
         old.device_waited_for = awaited(&[(4, 200.0), (5, 50.0)]);
+        (first.managed_to_host_bytes, old.managed_to_host_bytes) = (Some(700), Some(100));
+        (first.managed_to_device_bytes, old.managed_to_device_bytes) = (Some(900), Some(500));
         now.compare(&before);
+        assert_eq!(now.clients[0].managed_bytes_per_second, Some(500.0));
+        assert_eq!(now.clients[1].managed_bytes_per_second, None);
         assert_eq!(now.clients[0].device_wait_percentage, Some(25.0));
         assert_eq!(now.clients[0].device_waits_for, Some(vec![2, 4]));
         assert_eq!(now.clients[1].device_waits_for, None);

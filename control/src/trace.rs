@@ -127,6 +127,8 @@ enum Event {
     /// Percentage of the time in which a client has waited for its devices lately, and the time in the unit of
     /// [`Run::now`].
     DeviceWait(Process, u64, u32),
+    /// Bytes of managed memory per second that were copied to the host and to devices for a client lately, and the time.
+    Managed(Process, u64, [u64; 2]),
 }
 
 /// Result of a trace.
@@ -208,6 +210,12 @@ impl Run {
     /// Writes which percentage of the time a client has waited for its devices until now. Counted as lost like a slice.
     pub fn device_wait(&self, process: Process, now: u64, percentage: u32) {
         self.send(Event::DeviceWait(process, now, percentage));
+    }
+
+    /// Writes how many bytes of managed memory per second were copied to the host and to devices for a client until now.
+    /// Counted as lost like a slice.
+    pub fn managed(&self, process: Process, now: u64, rates: [u64; 2]) {
+        self.send(Event::Managed(process, now, rates));
     }
 
     /// Counts slices that were lost before they reached the trace.

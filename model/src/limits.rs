@@ -244,6 +244,9 @@ pub struct Usage {
     /// Its waits at the gate, and its context, in proxy mode.
     #[serde(default)]
     pub gate: Option<GateUsage>,
+    /// Its managed memory, in proxy mode.
+    #[serde(default)]
+    pub managed: Option<ManagedUsage>,
     /// Reasons that bind its session to its server, in proxy mode; without any, the session continues in the next
     /// server if this server ends unexpectedly.
     #[serde(default)]
@@ -315,6 +318,40 @@ pub struct GateUsage {
     pub blockers_left: bool,
     /// The context of its devices that it works in, from 1.
     pub device_context: u32,
+}
+
+/// Managed memory of a client in proxy mode, on all its devices.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ManagedUsage {
+    /// Bytes with home on a device.
+    pub device: u64,
+    /// Bytes in host memory.
+    pub host: u64,
+    /// Copied to the host, for the program.
+    pub to_host: Moved,
+    /// Copied to a device, after the program has changed it.
+    pub to_device: Moved,
+    /// Faults of the program's threads, counted by the client.
+    pub faults: u64,
+    /// Nanoseconds that threads waited for faults, counted by the client.
+    pub waited_ns: u64,
+}
+
+/// Copies in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// Bytes copied.
+    pub bytes: u64,
+    /// Number of copies.
+    pub copies: u64,
+}
+
+impl Moved {
+    /// Counts one copy.
+    pub fn add(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.copies += 1;
+    }
 }
 
 /// Turns of a client in direct mode on its devices.

@@ -25,7 +25,7 @@ pub const MAGIC_UI: [u8; 4] = *b"MPSU";
 pub const MAGIC_WELCOME: [u8; 4] = *b"MPSW";
 
 /// Version of the wire format. Raised with any change to messages, ring, segment or handshake.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// Descriptors of a [`Welcome`] in proxy mode, in order.
 pub const WELCOME_DESCRIPTORS: [&str; 2] = ["segment (sealed memfd)", "doorbell (eventfd)"];

@@ -100,6 +100,17 @@ pub mod state {
     pub const ENDED: u32 = 1;
 }
 
+/// Faults of the client's threads in managed memory. The client counts them; the server only shows the numbers to
+/// operators.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct FaultCounts {
+    /// Number of faults. Client: adds.
+    pub faults: AtomicU64,
+    /// Nanoseconds that threads waited for them. Client: adds.
+    pub waited_ns: AtomicU64,
+}
+
 /// The first page.
 #[repr(C)]
 #[derive(Debug)]
@@ -138,6 +149,8 @@ pub struct Header {
     pub sleeping: Line<AtomicU32>,
     /// The sleeping threads.
     pub sleepers: [Sleeper; SLEEPERS],
+    /// Faults in managed memory. Client: adds, relaxed; server: reads, for display only.
+    pub faults: Line<FaultCounts>,
 }
 
 /// The memory of a ring inside a mapped segment.
@@ -334,10 +347,11 @@ mod tests {
         const KIB: usize = 1 << 10;
         assert_eq!((ANSWER, ANSWER_LEN), (4 * KIB, 64 * KIB));
         assert_eq!((RING, RING_LEN), (68 * KIB, 2048 * KIB));
-        assert_eq!(REGISTERED, 2116 * KIB);
-        assert_eq!((STAGING, STAGING_LEN), (2180 * KIB, 960 * KIB));
+        assert_eq!((EXPRESS, EXPRESS_LEN), (2116 * KIB, 16 * KIB));
+        assert_eq!(REGISTERED, 2132 * KIB);
+        assert_eq!((STAGING, STAGING_LEN), (2196 * KIB, 960 * KIB));
         assert_eq!(REGISTERED_LEN, 1024 * KIB);
-        assert_eq!(SEGMENT_LEN, 3140 * KIB);
+        assert_eq!(SEGMENT_LEN, 3156 * KIB);
         // The flags fill the space up to the staging area.
         let last = flag_offset(RETURNED + FLAGS as u32 - 1).unwrap();
         assert_eq!(flag_offset(0), Some(REGISTERED));
@@ -395,8 +409,8 @@ mod tests {
         assert_eq!(word(std::mem::offset_of!(Header, head)), 0x1234);
         assert_eq!(word(std::mem::offset_of!(Header, tail)), 0x5678);
         assert_eq!(&bytes[RING..RING + 5], b"first");
-        assert_eq!(&bytes[REGISTERED - 4..REGISTERED], b"last");
-        assert!(bytes[REGISTERED..].iter().all(|byte| *byte == 0));
+        assert_eq!(&bytes[EXPRESS - 4..EXPRESS], b"last");
+        assert!(bytes[EXPRESS..].iter().all(|byte| *byte == 0));
     }
 
     #[test]

@@ -30,8 +30,8 @@ use std::time::{Duration, Instant};
 /// How long clients have to see the error of a lost context before the process ends.
 const FAULT_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Maximum number of clients in one report: with limits for all devices each takes up to 2 KiB.
-const USAGE_A_REPORT: usize = 24;
+/// Maximum number of clients in one report: with limits for all devices each takes up to 2.5 KiB.
+const USAGE_A_REPORT: usize = 20;
 
 /// Serves clients: [`crate::hosting::Hosting`], or a stand-in in a test.
 pub trait Host {

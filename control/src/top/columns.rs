@@ -3,7 +3,7 @@
 use super::{Client, Look};
 
 /// A width in which every column has room.
-pub const WHOLE: usize = 200;
+pub const WHOLE: usize = 210;
 
 /// One column.
 struct Column {
@@ -58,13 +58,16 @@ const COLUMNS: &[Column] = &[
     }),
     column("HELD", 7, 139, |client| time(client.held_ms)),
     column("WAITED", 7, 139, |client| time(client.waited_ms)),
-    column("AWAITS", 15, 155, |client| {
+    column("MANAGED", 7, 147, |client| {
+        bytes(client.managed_bytes_per_second.map(|rate| rate as u64))
+    }),
+    column("AWAITS", 15, 163, |client| {
         let pids = client.device_waits_for.iter().flatten();
         let text = pids.map(i32::to_string).collect::<Vec<_>>().join(",");
         known(Some(text).filter(|text| !text.is_empty()))
     }),
-    column("GATED", 7, 179, |client| time(client.gate_ms)),
-    column("BLOCKERS", 15, 179, |client| {
+    column("GATED", 7, 187, |client| time(client.gate_ms)),
+    column("BLOCKERS", 15, 187, |client| {
         let blockers = client.gate_blockers.as_ref();
         known(
             blockers
@@ -288,6 +291,19 @@ mod tests {
     }
 
     #[test]
+    fn managed_memory_that_moves_is_told_per_second() {
+        let column = COLUMNS.iter().find(|column| column.head == "MANAGED");
+        let text = |managed_bytes_per_second| {
+            (column.expect("a column").text)(&Client {
+                managed_bytes_per_second,
+                ..Client::default()
+            })
+        };
+        assert_eq!(text(Some(2.5 * f64::from(1 << 20))), "2.50M");
+        assert_eq!((text(Some(0.0)), text(None)), ("0B".into(), "-".into()));
+    }
+
+    #[test]
     fn a_narrow_table_has_fewer_columns() {
         let look = Look {
             time: "12:00:00".into(),
@@ -315,8 +331,9 @@ mod tests {
             (116, "SHARE%"),
             (123, "DWAIT%"),
             (139, "WAITED"),
-            (155, "AWAITS"),
-            (179, "BLOCKERS"),
+            (147, "MANAGED"),
+            (163, "AWAITS"),
+            (187, "BLOCKERS"),
         ] {
             assert!(shown(width, head) && !shown(width - 1, head), "{head}");
         }

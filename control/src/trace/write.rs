@@ -77,18 +77,40 @@ fn flush(file: &mut File, lines: &mut Vec<u8>, totals: &mut Totals) {
     lines.clear();
 }
 
+/// Writes values of a counter of a client at a time in nanoseconds.
+fn counter(
+    out: &mut Vec<u8>,
+    process: super::Process,
+    now: u64,
+    name: &str,
+    values: std::fmt::Arguments<'_>,
+) -> io::Result<()> {
+    writeln!(
+        out,
+        "{{\"ph\":\"C\",\"pid\":{},\"ts\":{}.{:03},\"name\":\"{name}\",\"args\":{{{values}}}}},",
+        process.number(),
+        now / 1000,
+        now % 1000,
+    )
+}
+
 fn line(out: &mut Vec<u8>, event: &Event, time: &Timeline) -> io::Result<()> {
     let value = match event {
         Event::Slice(found) => return slice(out, found, time),
         Event::DeviceWait(process, now, percentage) => {
-            let now = time.nanoseconds(*now);
-            return writeln!(
+            let values = format_args!("\"%\":{percentage}");
+            return counter(
                 out,
-                "{{\"ph\":\"C\",\"pid\":{},\"ts\":{}.{:03},\"name\":\"waits for the device\",\"args\":{{\"%\":{percentage}}}}},",
-                process.number(),
-                now / 1000,
-                now % 1000,
+                *process,
+                time.nanoseconds(*now),
+                "waits for the device",
+                values,
             );
+        }
+        Event::Managed(process, now, [to_host, to_device]) => {
+            let values = format_args!("\"to the host\":{to_host},\"to devices\":{to_device}");
+            let name = "managed memory, bytes/s";
+            return counter(out, *process, time.nanoseconds(*now), name, values);
         }
         Event::Process(process, program) => {
             let name = match process.pid {
@@ -218,6 +240,13 @@ mod tests {
             written(&Event::DeviceWait(process, 3500, 40)),
             [
                 json!({"ph": "C", "pid": 77, "ts": 5002.5, "name": "waits for the device", "args": {"%": 40}})
+            ]
+        );
+        assert_eq!(
+            written(&Event::Managed(process, 3500, [4096, 7])),
+            [
+                json!({"ph": "C", "pid": 77, "ts": 5002.5, "name": "managed memory, bytes/s",
+                       "args": {"to the host": 4096, "to devices": 7}})
             ]
         );
         let client = |session, pid| Process { session, pid };

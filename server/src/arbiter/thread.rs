@@ -469,6 +469,7 @@ impl Arbiting {
                 level: None,
                 device_waits: None,
                 gate: None,
+                managed: None,
                 bonds: None,
             }
         };

@@ -6,8 +6,8 @@ use mpsshim_control::closers::Stranger;
 use mpsshim_control::seqpacket;
 use mpsshim_control::takeover::{MAGIC_SERVER, Verdict};
 use mpsshim_model::limits::{
-    Activity, DeviceWaits, GateUsage, LevelUsage, MOST_AWAITED, MOST_BLOCKERS, Percentage,
-    TurnUsage,
+    Activity, DeviceWaits, GateUsage, LevelUsage, MOST_AWAITED, MOST_BLOCKERS, ManagedUsage, Moved,
+    Percentage, TurnUsage,
 };
 use mpsshim_model::mode::Mode;
 use parking_lot::Mutex;
@@ -15,6 +15,11 @@ use std::os::fd::AsFd;
 use std::thread::JoinHandle;
 use tempfile::TempDir;
 use zerocopy::FromZeros;
+
+const MOST: Moved = Moved {
+    bytes: u64::MAX,
+    copies: u64::MAX,
+};
 
 /// Connects every client at once as session 1, 2, …
 struct Fake {
@@ -91,6 +96,14 @@ impl Host for Fake {
                 blockers: vec![i32::MAX; MOST_BLOCKERS],
                 blockers_left: true,
                 device_context: u32::MAX,
+            }),
+            managed: Some(ManagedUsage {
+                device: u64::MAX,
+                host: u64::MAX,
+                to_host: MOST,
+                to_device: MOST,
+                faults: u64::MAX,
+                waited_ns: u64::MAX,
             }),
             bonds: None,
         };

@@ -12,6 +12,7 @@
 //! The state is one, under one lock. A thread that holds it has all signals blocked, touches no managed memory and takes no
 //! lock under which other code of this library touches memory of the program.
 
+mod counts;
 mod region;
 mod stack;
 mod timer;
@@ -324,6 +325,7 @@ pub fn touch_bytes(bytes: &[u8]) {
 
 /// Makes a piece accessible. Returns whether the access is to be repeated.
 fn admit(address: u64, write: bool) -> bool {
+    let _counted = counts::Fault::begin();
     let mut locked = lock();
     let state = &mut *locked.state;
     let Some(region) = state.region(address) else {

@@ -88,6 +88,7 @@ impl Host for Fake {
             level: None,
             device_waits: None,
             gate: None,
+            managed: None,
             bonds: None,
         };
         self.clients.lock().expect("clients").push(usage);

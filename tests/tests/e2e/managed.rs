@@ -1,7 +1,8 @@
 //! Managed memory and variables: one address for the program and its kernels.
 
 use mpsshim_tests::artifacts::artifact;
-use mpsshim_tests::programs::{DriverFolder, client, finish, preloaded, succeed, well};
+use mpsshim_tests::control_daemon::wait_until;
+use mpsshim_tests::programs::{DriverFolder, Running, client, finish, preloaded, succeed, well};
 use mpsshim_tests::scene::daemon;
 
 /// As on the genuine driver (580.159.04).
@@ -40,6 +41,45 @@ fn mode(name: &str) {
         program.args(["--most", "60000", "--blocks", "300"]);
         assert_eq!(succeed(&mut program), format!("{name}: ok\n"));
     }
+}
+
+#[test]
+fn faults_and_copies_are_counted() {
+    const COUNTS: [&str; 6] = [
+        "managed_to_host_bytes",
+        "managed_to_host_copies",
+        "managed_to_device_bytes",
+        "managed_to_device_copies",
+        "managed_faults",
+        "managed_wait_ms",
+    ];
+    let place = daemon();
+    let mut program = preloaded(artifact("managed"), place.pipe());
+    program.args(["turns", "--seconds", "60", "--most", "60000"]);
+    let run = Running::start(program.args(["--blocks", "300"]));
+    let pid = run.pid().to_string();
+    let mut first: Option<Vec<f64>> = None;
+    wait_until("all numbers of managed memory rise", || {
+        let rows = place.ps();
+        let Some(row) = rows.iter().find(|row| row["pid"] == pid) else {
+            return false;
+        };
+        let number = |name: &str| row[name].parse::<f64>().expect(name);
+        if number("managed_device_memory") == 0.0 {
+            return false;
+        }
+        assert_eq!(number("managed_host_memory"), 0.0);
+        let now: Vec<f64> = COUNTS.into_iter().map(number).collect();
+        let before = first.get_or_insert_with(|| now.clone());
+        let mut pairs = before.iter().zip(&now);
+        assert!(pairs.clone().all(|(before, now)| before <= now), "{row:?}");
+        pairs.all(|(before, now)| before < now)
+    });
+    let top = place.control(&["top", "--once", "--interval", "1", "--json"]);
+    let look: serde_json::Value = serde_json::from_str(&top.out).expect("JSON");
+    let rate = look["clients"][0]["managed_bytes_per_second"].as_f64();
+    assert!(rate > Some(0.0), "{look}");
+    run.kill();
 }
 
 #[test]

@@ -260,10 +260,13 @@ fn a_scrape_has_what_there_is() {
     // No other client has the device in proxy mode.
     let waited = "mpsshim_client_device_wait_seconds_total";
     assert_eq!(of(&samples, waited, &of_proxied), Some(0.0));
+    let managed = "mpsshim_client_managed_device_memory_bytes";
+    assert_eq!(of(&samples, managed, &of_proxied), Some(0.0));
     // There is no such thing in the other mode.
     let of_direct = [("pid", pids[1].as_str())];
     assert_eq!(of(&samples, "mpsshim_client_level", &of_direct), None);
     assert_eq!(of(&samples, waited, &of_direct), None);
+    assert_eq!(of(&samples, managed, &of_direct), None);
     assert_eq!(
         of(&samples, "mpsshim_client_messages_total", &of_direct),
         None

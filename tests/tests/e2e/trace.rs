@@ -1,7 +1,8 @@
 //! `mps-control trace`: what is in the file, and what cannot be traced.
 
+use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::control_daemon::{Done, Place, other_user, wait_until};
-use mpsshim_tests::programs::{Running, client, succeed};
+use mpsshim_tests::programs::{Running, client, preloaded, succeed};
 use mpsshim_tests::scene::{daemon, daemon_with};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -31,6 +32,8 @@ struct Trace {
     names: BTreeMap<(u64, Option<u64>), String>,
     /// Greatest percentage of the time in which each process waited for the device.
     waits: BTreeMap<u64, u64>,
+    /// Greatest rates of each process's copies of managed memory: to the host, to devices.
+    managed: BTreeMap<u64, [u64; 2]>,
 }
 
 impl Trace {
@@ -38,15 +41,23 @@ impl Trace {
         let text = fs::read_to_string(path).expect("a file");
         let events: Vec<Value> = serde_json::from_str(&text).expect("JSON");
         let (mut slices, mut names) = (Vec::new(), BTreeMap::new());
-        let mut waits = BTreeMap::new();
+        let (mut waits, mut managed) = (BTreeMap::new(), BTreeMap::new());
         for event in &events {
             if event["ph"] == "C" {
-                assert_eq!(event["name"], "waits for the device");
                 assert!(event["ts"].as_f64() > Some(0.0), "{event}");
+                let pid = event["pid"].as_u64().expect("a process");
+                if event["name"] == "managed memory, bytes/s" {
+                    let most: &mut [u64; 2] = managed.entry(pid).or_default();
+                    for (most, direction) in most.iter_mut().zip(["to the host", "to devices"]) {
+                        let rate = event["args"][direction].as_u64().expect("a rate");
+                        *most = rate.max(*most);
+                    }
+                    continue;
+                }
+                assert_eq!(event["name"], "waits for the device");
                 let percentage = event["args"]["%"].as_u64().expect("a percentage");
                 assert!(percentage <= 100, "{event}");
-                let most = waits.entry(event["pid"].as_u64().expect("a process"));
-                let most = most.or_insert(0);
+                let most = waits.entry(pid).or_insert(0);
                 *most = percentage.max(*most);
                 continue;
             }
@@ -87,6 +98,7 @@ impl Trace {
             slices,
             names,
             waits,
+            managed,
         };
         trace.tracks_are_in_order();
         let end = events.last().expect("events");
@@ -297,6 +309,21 @@ fn waits_for_the_device_are_counted() {
         pids.iter().all(|pid| waits.get(pid) > Some(&10)),
         "{waits:?}"
     );
+}
+
+#[test]
+fn managed_memory_that_moves_is_counted() {
+    let place = daemon();
+    let path = start(&place);
+    let program = artifact("managed");
+    let mut program = preloaded(program, place.pipe());
+    program.args(["turns", "--seconds", "0.5", "--most", "60000"]);
+    succeed(program.args(["--blocks", "300"]));
+    let managed = stop(&place, &path).managed;
+    let moved = managed
+        .values()
+        .any(|rates| rates.iter().all(|rate| *rate > 0));
+    assert!(moved, "{managed:?}");
 }
 
 #[test]

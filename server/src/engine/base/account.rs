@@ -20,6 +20,15 @@ pub enum Memory {
     Host,
 }
 
+/// Where managed memory lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Home {
+    /// On a device.
+    Device,
+    /// In pinned host memory.
+    Host,
+}
+
 #[derive(Debug)]
 struct Holding {
     bytes: AtomicU64,
@@ -45,6 +54,8 @@ pub struct Account {
     user: Option<Arc<Place>>,
     /// Number of charges for memory that the client has freed and the driver does not have back yet.
     leaving: Arc<AtomicUsize>,
+    /// Bytes of managed memory, by [`Home`].
+    managed: Arc<[AtomicU64; 2]>,
 }
 
 /// Counts memory for as long as it lives. Keep it in the object that represents the memory.
@@ -55,9 +66,19 @@ pub struct Charge {
     memory: Memory,
     bytes: u64,
     leaving: bool,
+    /// Counted as managed memory: its home, and bytes.
+    managed: Option<(Home, u64)>,
 }
 
 impl Charge {
+    /// Counts the memory as managed memory too, for monitoring.
+    pub fn managed(mut self, home: Home) -> Charge {
+        debug_assert!(self.managed.is_none());
+        self.managed = Some((home, self.bytes));
+        self.account.add_managed(home, self.bytes);
+        self
+    }
+
     /// Marks the memory as freed by the client. It stays counted until the driver has released it; an allocation that
     /// finds no room may wait for that.
     pub fn leave(&mut self) {
@@ -96,6 +117,10 @@ impl Charge {
         debug_assert!(!self.leaving);
         account.add(self.memory, self.bytes);
         self.account.credit(self.memory, self.bytes);
+        if let Some((home, bytes)) = self.managed {
+            account.add_managed(home, bytes);
+            self.account.uncount_managed(home, bytes);
+        }
         self.account = account.clone();
     }
 
@@ -113,6 +138,7 @@ impl Charge {
             memory: self.memory,
             bytes,
             leaving: false,
+            managed: None,
         }
     }
 
@@ -126,6 +152,9 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.account.credit(self.memory, self.bytes);
+        if let Some((home, bytes)) = self.managed {
+            self.account.uncount_managed(home, bytes);
+        }
         if self.leaving {
             self.account.leaving.fetch_sub(1, Ordering::Relaxed);
         }
@@ -165,6 +194,19 @@ impl Account {
     /// Bytes held.
     pub fn held(&self, memory: Memory) -> u64 {
         self.of(memory).bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of managed memory held.
+    pub fn held_managed(&self, home: Home) -> u64 {
+        self.managed[home as usize].load(Ordering::Relaxed)
+    }
+
+    fn add_managed(&self, home: Home, bytes: u64) {
+        self.managed[home as usize].fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn uncount_managed(&self, home: Home, bytes: u64) {
+        self.managed[home as usize].fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Bytes that may still be allocated: the minimum of the remainders of the client's limit and its user's;
@@ -242,6 +284,7 @@ impl Account {
             memory,
             bytes,
             leaving: false,
+            managed: None,
         })
     }
 
@@ -303,6 +346,21 @@ mod tests {
         drop(charge);
         assert_eq!(held(&account), [0, 0, 7]);
         drop(host);
+    }
+
+    #[test]
+    fn managed_memory_is_counted_by_its_home_and_moves_with_the_charge() {
+        let (account, other) = (Account::default(), Account::default());
+        let held =
+            |account: &Account| [Home::Device, Home::Host].map(|home| account.held_managed(home));
+        let mut one = account.take(device(0), 100).unwrap().managed(Home::Device);
+        let two = account.take(device(0), 7).unwrap().managed(Home::Host);
+        let plain = account.take(device(0), 5).unwrap();
+        assert_eq!(held(&account), [100, 7]);
+        one.move_to(&other);
+        assert_eq!((held(&account), held(&other)), ([0, 7], [100, 0]));
+        drop((one, two, plain));
+        assert_eq!((held(&account), held(&other)), ([0, 0], [0, 0]));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Device memory and pinned host memory.
 
 use super::Reply;
-use crate::engine::base::account::Memory;
+use crate::engine::base::account::{Home, Memory};
 use crate::engine::base::bounds;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
@@ -217,7 +217,8 @@ impl Session {
             _ => {
                 let memory = Memory::Device(device.ordinal);
                 let attempt = |session: &mut Session| session.account.take(memory, len);
-                Some(self.with_room(shared, (memory, len), attempt)?)
+                let charge = self.with_room(shared, (memory, len), attempt)?;
+                Some(charge.managed(Home::Host))
             }
         };
         let mut block = match self
@@ -579,6 +580,32 @@ mod tests {
         test.orders(CUDA_SUCCESS);
         assert_eq!(test.status(Op::HostAlloc, &body, &[]), CUDA_SUCCESS);
         assert_eq!((test.held(), test.held_host()), (8192, 8192));
+    }
+
+    #[test]
+    fn managed_memory_is_counted_where_it_has_its_home() {
+        let mut test = Fixture::new(&[]);
+        let homes = |test: &Fixture| {
+            let managed = test.session.shared.managed_usage();
+            (managed.device, managed.host)
+        };
+        test.memory(UNIT);
+        test.pinned(4096);
+        assert_eq!(homes(&test), (0, 0));
+        let body = MemGrant {
+            flags: MANAGED,
+            ..SOME
+        };
+        let on_device: Range = test.reply(Op::MemGrant, &body, &[]).expect("memory");
+        let body = HostAlloc {
+            flags: MANAGED,
+            ..PINNED
+        };
+        let on_host: Range = test.reply(Op::HostAlloc, &body, &[]).expect("memory");
+        assert_eq!(homes(&test), (UNIT, 8192));
+        assert_eq!(test.status(Op::HostFree, &on_host, &[]), CUDA_SUCCESS);
+        assert_eq!(test.status(Op::MemRelease, &on_device, &[]), CUDA_SUCCESS);
+        assert_eq!(homes(&test), (0, 0));
     }
 
     #[test]

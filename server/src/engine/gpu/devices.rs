@@ -1,6 +1,6 @@
 //! The devices: one primary context each, their memory, and streams kept for reuse.
 
-use crate::engine::base::account::{Account, Charge, Memory};
+use crate::engine::base::account::{Account, Charge, Home, Memory};
 use crate::engine::base::driver::Driver;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::ranges::RangeAllocator;
@@ -789,6 +789,10 @@ impl Device {
         (start, len): (u64, u64),
         charge: Charge,
     ) -> Grant {
+        let charge = match self.managed.contains(start) {
+            true => charge.managed(Home::Device),
+            false => charge,
+        };
         Grant {
             start,
             len,

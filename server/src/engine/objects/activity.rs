@@ -1,6 +1,7 @@
 //! Per-client activity counters, for monitoring. The thread that serves a session increments plain integers and
 //! publishes them every millisecond and before it sleeps, so that they cost a launch only an addition.
 
+pub mod managed;
 mod session;
 
 use mpsshim_proto::handshake::MAX_DEVICES;
@@ -20,6 +21,7 @@ pub struct Published {
     queued: AtomicU64,
     held_ns: AtomicU64,
     waited_ns: AtomicU64,
+    managed: managed::Published,
 }
 
 /// The counters of the thread that serves the session.
@@ -29,6 +31,8 @@ pub struct Counts {
     pub launches: u64,
     /// Copies and memsets that the driver accepted.
     pub copies: u64,
+    /// Copies of managed memory.
+    pub managed: managed::Moves,
     held: Duration,
     waited: Duration,
     /// The latest sample; `None` if the session was idle and its thread slept.

@@ -9,7 +9,7 @@ use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::is_sticky;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
-use mpsshim_proto::message::Op;
+use mpsshim_proto::message::{Copy, Op, Side};
 use std::sync::atomic::Ordering;
 
 /// Most messages per visit.
@@ -62,7 +62,9 @@ impl Session {
             let op = op.ok_or_else(|| format!("opcode {} in the express ring", found.op))?;
             let message = Incoming::copied(op, found.token, &copy);
             let done = match op {
-                Op::Copy => message.body().and_then(|body| self.copy(shared, body)),
+                Op::Copy => message
+                    .body()
+                    .and_then(|body| self.move_managed(shared, body)),
                 _ => message.body().and_then(|body| self.mark(shared, body)),
             };
             match done {
@@ -82,5 +84,15 @@ impl Session {
             }
         }
         Ok(Served::Some)
+    }
+
+    /// Copies a part of managed memory, and counts that.
+    fn move_managed(&mut self, shared: &Shared, body: Copy) -> Result<(), CallError> {
+        self.copy(shared, body)?;
+        // A side that is none is an error of `copy`.
+        if let Some(to) = Side::from_u8(body.sides as u8) {
+            self.flow.counts.managed.add(to, body.len);
+        }
+        Ok(())
     }
 }

@@ -141,6 +141,7 @@ impl SessionShared {
             device_waits: self.standing.device_waits(&level),
             level: Some(level),
             gate: Some(self.waits.usage(self.side())),
+            managed: Some(self.managed_usage()),
             bonds: Some(self.description.bonds()),
         }
     }

@@ -1,9 +1,11 @@
 //! Sampling of a session's activity.
 
+use super::managed::Moves;
 use super::{LONGEST, Sample};
+use crate::engine::base::account::Home;
 use crate::engine::gpu::Gpu;
 use crate::engine::session::{Session, SessionShared};
-use mpsshim_model::limits::Activity;
+use mpsshim_model::limits::{Activity, ManagedUsage};
 use mpsshim_proto::segment::RING_LEN;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -55,10 +57,30 @@ impl Session {
         store(&published.queued, in_flight + self.inbox.held.len() as u64);
         store(&published.held_ns, counts.held.as_nanos() as u64);
         store(&published.waited_ns, counts.waited.as_nanos() as u64);
+        published.managed.store(&counts.managed);
     }
 }
 
 impl SessionShared {
+    /// Copies of managed memory, as last published.
+    pub fn moves(&self) -> Moves {
+        self.activity.managed.load()
+    }
+
+    /// Its managed memory. The client can write any number of faults, and any waiting time.
+    pub fn managed_usage(&self) -> ManagedUsage {
+        let Moves { to_host, to_device } = self.moves();
+        let (faults, waited_ns) = self.activity.managed.take(&self.header().faults.0);
+        ManagedUsage {
+            device: self.account.held_managed(Home::Device),
+            host: self.account.held_managed(Home::Host),
+            to_host,
+            to_device,
+            faults,
+            waited_ns,
+        }
+    }
+
     /// Returns the number of launches and the other counters, as last published.
     pub fn activity(&self) -> (u64, Activity) {
         let load = |from: &AtomicU64| from.load(Ordering::Relaxed);

@@ -23,7 +23,7 @@ use std::time::Duration;
 /// Range of the poll interval: short while work is in flight, growing while nothing happens.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_micros(500);
-/// Interval of the values of a client's waits for its devices, in nanoseconds.
+/// Interval of the values of a client's counters, in nanoseconds.
 const COUNTED: u64 = 10_000_000;
 /// Most kinds of operations in the name of a slice.
 const NAMED: usize = 3;
@@ -87,7 +87,7 @@ fn collect(shared: &Arc<Shared>, run: &Arc<Run>) {
             let gone = client.records.is_abandoned();
             client.read(shared, run, &mut names);
             client.look(shared, run, &names);
-            client.count_device_wait(run);
+            client.count(run);
             if gone {
                 client.end(run, &names);
             }
@@ -193,8 +193,12 @@ struct Client {
     waits: VecDeque<Wait>,
     /// When the latest wait slice ended.
     waited: u64,
-    /// When its waits for its devices were last read, their sum, and the percentage that was last written.
-    counted: (u64, Duration, u32),
+    /// When its counters were last read.
+    counted: u64,
+    /// Its waits for its devices then, and the percentage that was last written.
+    device_wait: (Duration, u32),
+    /// Bytes of managed memory that had been copied then, and the rates that were last written: to the host, to devices.
+    managed: ([u64; 2], [u64; 2]),
 }
 
 /// Names a client and its first tracks.
@@ -205,6 +209,12 @@ fn introduce(session: &SessionShared, run: &Run) -> Process {
     name(SUBMISSIONS, "submissions");
     name(WAITS, "waits");
     process
+}
+
+/// Bytes of managed memory copied for a client: to the host, to devices.
+fn moved(session: &SessionShared) -> [u64; 2] {
+    let moves = session.moves();
+    [moves.to_host.bytes, moves.to_device.bytes]
 }
 
 /// Writes slices for sessions still waiting at the gate when the trace ends, including clients with no other records in
@@ -240,7 +250,9 @@ impl Client {
     fn new(joined: Joined, run: &Run) -> Client {
         let process = introduce(&joined.session, run);
         Client {
-            counted: (run.now(), joined.session.standing.device_wait(), 0),
+            counted: run.now(),
+            device_wait: (joined.session.standing.device_wait(), 0),
+            managed: (moved(&joined.session), [0; 2]),
             session: joined.session,
             process,
             records: joined.records,
@@ -262,20 +274,43 @@ impl Client {
         !self.waits.is_empty() || self.streams.values().any(in_flight)
     }
 
-    /// Writes for which part of the time it has waited for its devices, if that has changed.
-    fn count_device_wait(&mut self, run: &Run) {
-        let ((then, before, written), now) = (self.counted, run.now());
-        let between = run.clock().delta_as_nanos(then, now);
+    /// Writes the values of its counters that have changed.
+    fn count(&mut self, run: &Run) {
+        let now = run.now();
+        let between = run.clock().delta_as_nanos(self.counted, now);
         if between < COUNTED {
             return;
         }
+        self.counted = now;
+        self.count_device_wait(run, now, between);
+        self.count_managed(run, now, between);
+    }
+
+    /// For which part of the time it has waited for its devices.
+    fn count_device_wait(&mut self, run: &Run, now: u64, between: u64) {
+        let (before, written) = self.device_wait;
         let waited = self.session.standing.device_wait();
         let part = waited.saturating_sub(before).as_nanos() as f64 / between as f64;
         let percentage = (part * 100.0).round().min(100.0) as u32;
         if percentage != written {
             run.device_wait(self.process, now, percentage);
         }
-        self.counted = (now, waited, percentage);
+        self.device_wait = (waited, percentage);
+    }
+
+    /// How much managed memory was copied per second.
+    fn count_managed(&mut self, run: &Run, now: u64, between: u64) {
+        let (before, written) = self.managed;
+        let bytes = moved(&self.session);
+        let rate = |at: usize| {
+            let more = bytes[at].saturating_sub(before[at]) as f64;
+            (more * 1e9 / between as f64) as u64
+        };
+        let rates = [rate(0), rate(1)];
+        if rates != written {
+            run.managed(self.process, now, rates);
+        }
+        self.managed = (bytes, rates);
     }
 
     /// Reads the available records.
