@@ -130,3 +130,123 @@ fn hold(start: u64, len: u64) -> Result<(), CUresult> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{Fixture, Function, obeys, records};
+    use mpsshim_api::cuda::CUDA_ERROR_NOT_SUPPORTED;
+    use mpsshim_proto::arena::DEVICE_ARENA;
+    use mpsshim_proto::shm::Reservation;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    /// The arena of a device that no fixture has. The addresses stay held in this process: each test has its own.
+    fn arena(device: u64) -> ManagedArena {
+        ManagedArena::new(DEVICE_ARENA + device * DEVICE_ARENA_STRIDE)
+    }
+
+    /// Whether nothing else can be mapped at these addresses.
+    fn is_held(start: u64, len: u64) -> bool {
+        Reservation::at(start, len).is_err()
+    }
+
+    #[test]
+    fn addresses_are_taken_given_back_and_taken_again() {
+        let test = Fixture::new(&[("cuMemAddressFree", records as Function)]);
+        let (driver, arena) = (&test.shared.gpu.driver, arena(15));
+        let first = arena.take(driver, 1).expect("addresses");
+        assert_eq!(first, arena.start);
+        assert!(!is_held(first, UNIT), "they are the driver's");
+        let second = arena.take(driver, UNIT + 1).expect("addresses");
+        assert_eq!(second, first + UNIT);
+        assert!(is_held(second + 2 * UNIT, UNIT), "the others are held");
+        assert!(arena.contains(first) && arena.contains(second));
+        assert!(!arena.contains(first - 1));
+        assert!(!arena.contains(first + (DEVICE_ARENA_STRIDE - MANAGED_OFFSET)));
+        // As the next server does, which has the addresses of the client's blocks.
+        let used = arena.take_at(driver, second, UNIT + 1);
+        assert_eq!(used, Err(CUDA_ERROR_INVALID_VALUE));
+        assert_eq!(arena.give_back(driver, second, UNIT + 1), Ok(()));
+        assert_eq!(test.recorded()[0][..2], [second, 2 * UNIT]);
+        assert!(is_held(second, 2 * UNIT));
+        assert_eq!(arena.take_at(driver, second, UNIT + 1), Ok(()));
+        assert!(!is_held(second, 2 * UNIT));
+        assert_eq!(arena.give_back(driver, first, 1), Ok(()));
+        assert_eq!(arena.take(driver, UNIT), Ok(first));
+    }
+
+    #[test]
+    fn there_are_no_more_addresses_than_those_of_the_arena() {
+        let test = Fixture::new(&[]);
+        let (driver, arena) = (&test.shared.gpu.driver, arena(14));
+        let whole = DEVICE_ARENA_STRIDE - MANAGED_OFFSET;
+        for len in [u64::MAX, whole + 1] {
+            assert_eq!(arena.take(driver, len), Err(CUDA_ERROR_OUT_OF_MEMORY));
+        }
+        let last = arena.start + whole - UNIT;
+        assert_eq!(arena.take_at(driver, last, UNIT), Ok(()));
+        for (start, len) in [(last, 2 * UNIT), (last + UNIT, UNIT), (last - 1, UNIT)] {
+            let taken = arena.take_at(driver, start, len);
+            assert_eq!(taken, Err(CUDA_ERROR_INVALID_VALUE));
+        }
+        assert_eq!(arena.take(driver, whole), Err(CUDA_ERROR_OUT_OF_MEMORY));
+    }
+
+    /// Distance of the reserved addresses from the hint, in bytes.
+    static ASIDE: AtomicU64 = AtomicU64::new(0);
+
+    extern "C" fn reserves_aside(to: *mut u64, _: usize, _: usize, hint: u64, _: u64) -> CUresult {
+        // SAFETY: the driver's function writes an address there.
+        unsafe { to.write(hint + ASIDE.load(Ordering::Relaxed)) };
+        CUresult(0)
+    }
+
+    #[test]
+    fn a_driver_that_reserves_elsewhere_leaves_the_addresses_held() {
+        let test = Fixture::new(&[
+            ("cuMemAddressReserve", reserves_aside as Function),
+            ("cuMemAddressFree", records as Function),
+        ]);
+        let (driver, arena) = (&test.shared.gpu.driver, arena(13));
+        ASIDE.store(UNIT, Ordering::Relaxed);
+        let start = arena.start;
+        assert_eq!(arena.take(driver, 1), Err(CUDA_ERROR_OUT_OF_MEMORY));
+        assert_eq!(test.recorded()[0][..2], [start + UNIT, UNIT]);
+        assert!(is_held(start, UNIT));
+        let taken = arena.take_at(driver, start, 1);
+        assert_eq!(taken, Err(CUDA_ERROR_OUT_OF_MEMORY));
+        assert!(is_held(start, UNIT));
+        ASIDE.store(0, Ordering::Relaxed);
+        assert_eq!(arena.take(driver, 1), Ok(start), "they are free");
+    }
+
+    extern "C" fn reserves_if_told(
+        to: *mut u64,
+        _: usize,
+        _: usize,
+        hint: u64,
+        _: u64,
+    ) -> CUresult {
+        // SAFETY: the driver's function writes an address there.
+        unsafe { to.write(hint) };
+        obeys()
+    }
+
+    #[test]
+    fn errors_of_the_driver_leave_the_addresses_as_they_were() {
+        let test = Fixture::new(&[("cuMemAddressFree", obeys as Function)]);
+        let (driver, arena) = (&test.shared.gpu.driver, arena(12));
+        let start = arena.take(driver, 1).expect("addresses");
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let given = arena.give_back(driver, start, 1);
+        assert_eq!(given, Err(CUDA_ERROR_NOT_SUPPORTED));
+        assert_eq!(arena.take(driver, 1), Ok(start + UNIT), "they remain taken");
+        drop(test);
+        let test = Fixture::new(&[("cuMemAddressReserve", reserves_if_told as Function)]);
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let driver = &test.shared.gpu.driver;
+        let taken = arena.take(driver, 1);
+        assert_eq!(taken, Err(CUDA_ERROR_NOT_SUPPORTED));
+        assert!(is_held(start + 2 * UNIT, UNIT));
+    }
+}
