@@ -71,12 +71,15 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Counts the memory as managed memory too, for monitoring.
-    pub fn managed(mut self, home: Home) -> Charge {
-        debug_assert!(self.managed.is_none());
-        self.managed = Some((home, self.bytes));
-        self.account.add_managed(home, self.bytes);
-        self
+    /// Counts the memory as managed memory with this home too, for monitoring, or as none any more.
+    pub fn set_managed(&mut self, home: Option<Home>) {
+        if let Some((home, bytes)) = self.managed.take() {
+            self.account.uncount_managed(home, bytes);
+        }
+        if let Some(home) = home {
+            self.account.add_managed(home, self.bytes);
+            self.managed = Some((home, self.bytes));
+        }
     }
 
     /// Marks the memory as freed by the client. It stays counted until the driver has released it; an allocation that
@@ -152,9 +155,7 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.account.credit(self.memory, self.bytes);
-        if let Some((home, bytes)) = self.managed {
-            self.account.uncount_managed(home, bytes);
-        }
+        self.set_managed(None);
         if self.leaving {
             self.account.leaving.fetch_sub(1, Ordering::Relaxed);
         }
@@ -353,8 +354,12 @@ mod tests {
         let (account, other) = (Account::default(), Account::default());
         let held =
             |account: &Account| [Home::Device, Home::Host].map(|home| account.held_managed(home));
-        let mut one = account.take(device(0), 100).unwrap().managed(Home::Device);
-        let two = account.take(device(0), 7).unwrap().managed(Home::Host);
+        let mut one = account.take(device(0), 100).unwrap();
+        one.set_managed(Some(Home::Device));
+        let mut two = account.take(Memory::Host, 7).unwrap();
+        for home in [Home::Device, Home::Host] {
+            two.set_managed(Some(home));
+        }
         let plain = account.take(device(0), 5).unwrap();
         assert_eq!(held(&account), [100, 7]);
         one.move_to(&other);

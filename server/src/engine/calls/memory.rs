@@ -1,7 +1,7 @@
 //! Device memory and pinned host memory.
 
 use super::Reply;
-use crate::engine::base::account::{Home, Memory};
+use crate::engine::base::account::Memory;
 use crate::engine::base::bounds;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
@@ -217,8 +217,7 @@ impl Session {
             _ => {
                 let memory = Memory::Device(device.ordinal);
                 let attempt = |session: &mut Session| session.account.take(memory, len);
-                let charge = self.with_room(shared, (memory, len), attempt)?;
-                Some(charge.managed(Home::Host))
+                Some(self.with_room(shared, (memory, len), attempt)?)
             }
         };
         let mut block = match self
@@ -252,6 +251,7 @@ impl Session {
             self.objects.host_spare.push(block);
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
+        block.set_managed(body.flags & MANAGED != 0);
         self.objects.host.insert(range.start, block);
         let place = Place {
             len,
@@ -271,6 +271,7 @@ impl Session {
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         self.describe_host_end(&shared.images, body.start);
         block.charge = None;
+        block.set_managed(false);
         self.objects.host_spare.push(block);
         Ok(())
     }

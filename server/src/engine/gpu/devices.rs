@@ -787,12 +787,11 @@ impl Device {
         &self,
         handle: CUmemGenericAllocationHandle,
         (start, len): (u64, u64),
-        charge: Charge,
+        mut charge: Charge,
     ) -> Grant {
-        let charge = match self.managed.contains(start) {
-            true => charge.managed(Home::Device),
-            false => charge,
-        };
+        if self.managed.contains(start) {
+            charge.set_managed(Some(Home::Device));
+        }
         Grant {
             start,
             len,

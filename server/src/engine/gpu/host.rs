@@ -1,6 +1,6 @@
 //! Memory that both the client's CPU and the device access: the host arena, and registrations with the driver.
 
-use crate::engine::base::account::{Account, Charge, Memory};
+use crate::engine::base::account::{Account, Charge, Home, Memory};
 use crate::engine::base::driver::Driver;
 use crate::engine::base::memory_file::MemoryFile;
 use crate::engine::base::ranges::RangeAllocator;
@@ -105,6 +105,12 @@ pub struct HostBlock {
 }
 
 impl HostBlock {
+    /// Counts it as managed memory of its session, or as none any more.
+    pub fn set_managed(&mut self, managed: bool) {
+        if let Some(charge) = &mut self.host {
+            charge.set_managed(managed.then_some(Home::Host));
+        }
+    }
     /// First address, identical in the client.
     pub fn start(&self) -> u64 {
         self.registration.mapping().base() as u64

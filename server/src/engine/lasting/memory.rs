@@ -1,7 +1,7 @@
 //! Device memory and pinned memory.
 
 use super::{Lasting, Lost, Making, failed};
-use crate::engine::base::account::{Home, Memory as Kept};
+use crate::engine::base::account::Memory as Kept;
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
 use crate::engine::gpu::devices::Grant;
@@ -129,9 +129,9 @@ fn adopt_host(
     let mut block = shared.gpu.arena.adopt(driver, device, paid, range, file)?;
     if place.managed {
         let memory = Kept::Device(device.ordinal);
-        let charge = session.account.take(memory, place.len)?;
-        block.charge = Some(charge.managed(Home::Host));
+        block.charge = Some(session.account.take(memory, place.len)?);
     }
+    block.set_managed(place.managed);
     session.objects.host.insert(start, block);
     Ok(())
 }
