@@ -140,8 +140,10 @@ impl Source for ManagedSource<'_> {
     }
 
     fn release(&mut self, start: u64, len: u64) {
-        pages::remove(self.session, start);
-        let _ = self.session.submit(Op::MemRelease, &Range { start, len });
+        let _ = match pages::remove(self.session, start) {
+            true => (self.session).submit(Op::FileUnregister, &Object { object: start }),
+            false => (self.session).submit(Op::MemRelease, &Range { start, len }),
+        };
     }
 }
 

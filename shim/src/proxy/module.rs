@@ -101,7 +101,6 @@ impl Layout {
     }
 
     /// Whether its code may access memory with system scope, so that the host may exchange values with it while it runs.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for managed memory"))]
     #[inline]
     pub fn system_scope(&self) -> bool {
         self.flags & FUNCTION_SYSTEM_SCOPE != 0

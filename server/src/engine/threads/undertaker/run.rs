@@ -208,7 +208,7 @@ fn end(shared: &Shared, object: Buried) -> Option<Buried> {
         Buried::Green(green) => return shared.gpu.end_green(green).map(Buried::Green),
         Buried::File(file) => {
             shared.gpu.use_any_device();
-            shared.gpu.arena.unregister_file(&shared.gpu.driver, file);
+            shared.gpu.unregister_file(file);
         }
         Buried::UnusedAnnex(_) => {}
         kept @ (Buried::Host(..) | Buried::Segment(_) | Buried::Left(_)) => return Some(kept),
