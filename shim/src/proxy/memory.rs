@@ -242,7 +242,7 @@ pub fn managed_alloc(
     flags: u32,
 ) -> Status<u64> {
     session.check()?;
-    if !DEVICE_ARENA_RESERVED.load(Ordering::Relaxed) {
+    if !DEVICE_ARENA_RESERVED.load(Ordering::Relaxed) || !pages::may_be_on_device() {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     pages::prepare(session, context)?;

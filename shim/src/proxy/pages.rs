@@ -50,6 +50,8 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 static ATTENDED: AtomicUsize = AtomicUsize::new(0);
 /// Pieces that are provisional.
 static PROVISIONAL: AtomicU32 = AtomicU32::new(0);
+/// Devices that the program uses.
+static DEVICES: AtomicUsize = AtomicUsize::new(0);
 /// Calls that are about to give work to the device.
 static LAUNCHING: AtomicUsize = AtomicUsize::new(0);
 /// How many of them wait for the lock.
@@ -212,6 +214,22 @@ pub fn share(session: &Session, in_graph: bool) -> Status {
         }
     }
     Ok(())
+}
+
+/// The program uses a further device. Kernels of several devices may touch managed memory, which then is host memory.
+///
+/// # Errors
+/// As [`share`].
+pub fn use_device(session: &Session) -> Status {
+    match DEVICES.fetch_add(1, Ordering::Relaxed) {
+        0 => Ok(()),
+        _ => share(session, false),
+    }
+}
+
+/// Whether managed memory may have its home on a device.
+pub fn may_be_on_device() -> bool {
+    DEVICES.load(Ordering::Relaxed) <= 1
 }
 
 /// As [`share`], before a graph is launched.
