@@ -334,10 +334,11 @@ mod tests {
         const KIB: usize = 1 << 10;
         assert_eq!((ANSWER, ANSWER_LEN), (4 * KIB, 64 * KIB));
         assert_eq!((RING, RING_LEN), (68 * KIB, 2048 * KIB));
-        assert_eq!(REGISTERED, 2116 * KIB);
-        assert_eq!((STAGING, STAGING_LEN), (2180 * KIB, 960 * KIB));
+        assert_eq!((EXPRESS, EXPRESS_LEN), (2116 * KIB, 16 * KIB));
+        assert_eq!(REGISTERED, 2132 * KIB);
+        assert_eq!((STAGING, STAGING_LEN), (2196 * KIB, 960 * KIB));
         assert_eq!(REGISTERED_LEN, 1024 * KIB);
-        assert_eq!(SEGMENT_LEN, 3140 * KIB);
+        assert_eq!(SEGMENT_LEN, 3156 * KIB);
         // The flags fill the space up to the staging area.
         let last = flag_offset(RETURNED + FLAGS as u32 - 1).unwrap();
         assert_eq!(flag_offset(0), Some(REGISTERED));
@@ -395,7 +396,31 @@ mod tests {
         assert_eq!(word(std::mem::offset_of!(Header, head)), 0x1234);
         assert_eq!(word(std::mem::offset_of!(Header, tail)), 0x5678);
         assert_eq!(&bytes[RING..RING + 5], b"first");
-        assert_eq!(&bytes[REGISTERED - 4..REGISTERED], b"last");
+        assert_eq!(&bytes[EXPRESS - 4..EXPRESS], b"last");
+        assert!(bytes[EXPRESS..].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn the_express_ring_is_apart_from_the_command_ring() {
+        let (mapping, memory) = segment();
+        // SAFETY: the mapping is kept as long as the ring.
+        let express = unsafe { RingMemory::express(mapping.base()) };
+        let (mut producer, mut consumer) = (Producer::new(express), Consumer::new(express));
+        for token in 0..1000 {
+            let room = producer.reserve(48).unwrap();
+            producer.fill(room, 0, &[token as u8; 48]);
+            producer.publish(room, 5, 0, token);
+            assert!(consumer.has_message() && !Consumer::new(memory).has_message());
+            let message = consumer.peek().unwrap().unwrap();
+            let mut copy = [0; 48];
+            assert!(consumer.copy_out(&message, 0, &mut copy));
+            assert_eq!((message.token, copy), (token, [token as u8; 48]));
+            consumer.consume(&message);
+        }
+        assert_eq!((memory.head(), memory.tail()), (0, 0));
+        // SAFETY: inside the mapping, which nothing else uses.
+        let bytes = unsafe { std::slice::from_raw_parts(mapping.base(), SEGMENT_LEN) };
+        assert!(bytes[RING..EXPRESS].iter().all(|byte| *byte == 0));
         assert!(bytes[REGISTERED..].iter().all(|byte| *byte == 0));
     }
 

@@ -219,7 +219,7 @@ impl Load<'_> {
         if status != Err(CUDA_ERROR_NOT_READY) || len == 0 {
             return status.map(|()| 0);
         }
-        let managed = memory::host_alloc_of_image(session, device, len)?;
+        let managed = memory::alloc_of_image(session, device, len)?;
         match self.send_with(session, handle, hash, (device, managed), said) {
             Ok(()) => Ok(managed),
             Err(status) => {

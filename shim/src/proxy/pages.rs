@@ -350,11 +350,21 @@ pub fn renew(start: u64) {
     attend(region);
     protect((region.start, region.len), libc::PROT_NONE);
     region.twins.clear();
-    region.set(
-        0..region.runs().last().map_or(0, |(run, _)| run.end),
-        Home::Nowhere,
-    );
+    region.set(0..region.pieces(), Home::Nowhere);
     region.born = LAUNCHES.load(Ordering::SeqCst);
+}
+
+/// All of a region is on the device: the server stores there.
+pub fn settle(start: u64) {
+    let mut locked = lock();
+    let region = locked.state.regions.get_mut(&start);
+    if let Some(region) = region.filter(|region| !region.shared) {
+        region.set(0..region.pieces(), Home::Device);
+        if region.attended {
+            region.attended = false;
+            ATTENDED.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
 }
 
 /// The host will use these addresses next (`cuMemPrefetchAsync` to the host).

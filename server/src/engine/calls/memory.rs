@@ -211,16 +211,7 @@ impl Session {
             .max(1)
             .checked_next_multiple_of(4096)
             .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        // Managed memory is charged to the device, as if all of it resided there.
-        let charge = match body.flags & MANAGED {
-            0 => None,
-            _ => {
-                let memory = Memory::Device(device.ordinal);
-                let attempt = |session: &mut Session| session.account.take(memory, len);
-                Some(self.with_room(shared, (memory, len), attempt)?)
-            }
-        };
-        let mut block = match self
+        let block = match self
             .objects
             .host_spare
             .iter()
@@ -233,7 +224,6 @@ impl Session {
                 len,
             )?,
         };
-        block.charge = charge;
         let note = DescriptorNote {
             token: message.token,
             len,
@@ -247,7 +237,6 @@ impl Session {
             len,
         };
         if sent.is_err() {
-            block.charge = None;
             self.objects.host_spare.push(block);
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
@@ -255,7 +244,6 @@ impl Session {
         let place = Place {
             len,
             device: device.ordinal.into(),
-            managed: body.flags & MANAGED != 0,
         };
         self.describe_host(&shared.images, range.start, place);
         Ok(range.as_bytes().to_vec())
@@ -263,13 +251,12 @@ impl Session {
 
     /// Frees pinned memory. It stays registered, because unregistering would wait for other clients' work.
     pub fn host_free(&mut self, shared: &Shared, body: Range) -> Result<(), CallError> {
-        let mut block = self
+        let block = self
             .objects
             .host
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         self.describe_host_end(&shared.images, body.start);
-        block.charge = None;
         self.objects.host_spare.push(block);
         Ok(())
     }

@@ -1,7 +1,6 @@
 //! Device memory and pinned memory.
 
 use super::{Lasting, Lost, Making, failed};
-use crate::engine::base::account::Memory as Kept;
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
 use crate::engine::gpu::devices::Grant;
@@ -21,8 +20,6 @@ pub struct Place {
     pub len: u64,
     /// The server's ordinal of the device.
     pub device: u32,
-    /// Whether it is managed memory, which is charged as device memory.
-    pub managed: bool,
 }
 
 /// Device memory.
@@ -84,7 +81,6 @@ impl Session {
         let place = Place {
             len: grant.len,
             device: grant.device.into(),
-            managed: false,
         };
         self.describe::<Memory>(grant.start, &place);
     }
@@ -126,11 +122,7 @@ fn adopt_host(
         shared.gpu.place_to_register(&session.shared.held_files)?,
     );
     let (driver, range) = (&shared.gpu.driver, (start, place.len));
-    let mut block = shared.gpu.arena.adopt(driver, device, paid, range, file)?;
-    if place.managed {
-        let memory = Kept::Device(device.ordinal);
-        block.charge = Some(session.account.take(memory, place.len)?);
-    }
+    let block = shared.gpu.arena.adopt(driver, device, paid, range, file)?;
     session.objects.host.insert(start, block);
     Ok(())
 }

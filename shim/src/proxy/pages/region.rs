@@ -101,6 +101,11 @@ impl Region {
         address >= self.start && address - self.start < self.len
     }
 
+    /// How many pieces it has.
+    pub fn pieces(&self) -> usize {
+        self.homes.len()
+    }
+
     /// The piece of an address.
     pub fn piece_of(&self, address: u64) -> usize {
         ((address - self.start) / self.piece) as usize

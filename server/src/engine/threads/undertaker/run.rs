@@ -139,7 +139,7 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
 fn spared(shared: &Shared, object: Buried) -> Option<Buried> {
     match object {
         Buried::Host(mut block, uid) => {
-            (block.charge, block.host) = (None, None);
+            block.host = None;
             shared.gpu.spare.put_block(uid, block);
             None
         }
