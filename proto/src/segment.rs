@@ -414,6 +414,30 @@ mod tests {
     }
 
     #[test]
+    fn the_express_ring_is_apart_from_the_command_ring() {
+        let (mapping, memory) = segment();
+        // SAFETY: the mapping is kept as long as the ring.
+        let express = unsafe { RingMemory::express(mapping.base()) };
+        let (mut producer, mut consumer) = (Producer::new(express), Consumer::new(express));
+        for token in 0..1000 {
+            let room = producer.reserve(48).unwrap();
+            producer.fill(room, 0, &[token as u8; 48]);
+            producer.publish(room, 5, 0, token);
+            assert!(consumer.has_message() && !Consumer::new(memory).has_message());
+            let message = consumer.peek().unwrap().unwrap();
+            let mut copy = [0; 48];
+            assert!(consumer.copy_out(&message, 0, &mut copy));
+            assert_eq!((message.token, copy), (token, [token as u8; 48]));
+            consumer.consume(&message);
+        }
+        assert_eq!((memory.head(), memory.tail()), (0, 0));
+        // SAFETY: inside the mapping, which nothing else uses.
+        let bytes = unsafe { std::slice::from_raw_parts(mapping.base(), SEGMENT_LEN) };
+        assert!(bytes[RING..EXPRESS].iter().all(|byte| *byte == 0));
+        assert!(bytes[REGISTERED..].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
     fn nothing_is_read_or_written_past_the_end_of_the_ring() {
         let (_mapping, memory) = segment();
         let end = RING_LEN as u64;

@@ -97,6 +97,8 @@ class Limits:
         for line in self.run("limited", "allocate", str(64 << 20), **{MEMORY: "0=2G"}).splitlines():
             way, came = line.split(": ", 1)
             limited = "then CUDA_ERROR_OUT_OF_MEMORY" in came and int(came.split()[0]) <= 32
+            # What has no room on the device is host memory.
+            limited = limited or way == "cuMemAllocManaged"
             self.note(f"2 GiB in pieces of 64 MiB: {way}", came, limited or way.startswith("used"))
         if self.python:
             process = self.processes.start([self.python, "-c", TORCH], self.system.env() | {MEMORY: "0=2G"})

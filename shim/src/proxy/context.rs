@@ -26,6 +26,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 
 use crate::ffi::Status;
 use crate::loader::genuine;
+use crate::proxy::pages;
 use crate::proxy::submit::{Session, session};
 use crate::proxy::wait::Policy;
 use crate::{settings, thread};
@@ -480,6 +481,8 @@ impl Device {
             };
             session.request(Op::Attach, &body, &[])?.status.ok()?;
             *attached = true;
+            drop(attached);
+            pages::use_device(session)?;
         }
         Ok(server)
     }

@@ -19,7 +19,7 @@ use crate::proxy::event;
 use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::Session;
 use crate::proxy::user_object::{self, Holder};
-use crate::proxy::{graph_host, memory, printing, shadow};
+use crate::proxy::{graph_host, memory, pages, printing, shadow};
 
 static EXECS: RwLock<Option<HashMap<u64, Exec>>> = RwLock::new(None);
 static KEPT: Mutex<Option<HashMap<u64, Kept>>> = Mutex::new(None);
@@ -257,6 +257,7 @@ pub fn launch(session: &'static Session, op: Op, exec: u64, stream: StreamRef) -
     if runs {
         shadow::fill(exec);
     }
+    pages::share_for_graph(session)?;
     stream::submit(session, stream, op, &body, &[])?;
     if runs {
         shadow::launched(exec, stream);

@@ -20,7 +20,7 @@ use crate::ffi::Status;
 use crate::proxy::context::{self, Context};
 use crate::proxy::extents;
 use crate::proxy::pages;
-use crate::proxy::pool::{Block, Pool, Source};
+use crate::proxy::pool::{self, Block, Pool, Source};
 use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::{Answer, Session};
 use zerocopy::{Immutable, IntoBytes};
@@ -140,8 +140,10 @@ impl Source for ManagedSource<'_> {
     }
 
     fn release(&mut self, start: u64, len: u64) {
-        pages::remove(self.session, start);
-        let _ = self.session.submit(Op::MemRelease, &Range { start, len });
+        let _ = match pages::remove(self.session, start) {
+            true => (self.session).submit(Op::FileUnregister, &Object { object: start }),
+            false => (self.session).submit(Op::MemRelease, &Range { start, len }),
+        };
     }
 }
 
@@ -240,7 +242,7 @@ pub fn managed_alloc(
     flags: u32,
 ) -> Status<u64> {
     session.check()?;
-    if !DEVICE_ARENA_RESERVED.load(Ordering::Relaxed) {
+    if !DEVICE_ARENA_RESERVED.load(Ordering::Relaxed) || !pages::may_be_on_device() {
         return Err(CUDA_ERROR_NOT_SUPPORTED);
     }
     pages::prepare(session, context)?;
@@ -448,8 +450,25 @@ pub fn host_alloc_unowned(session: &Session, context: &Context, len: u64) -> Sta
     Ok(start)
 }
 
-/// Allocates memory for the managed variables of an image, all zeros, which belongs to no context.
-pub fn host_alloc_of_image(session: &Session, device: u32, len: u64) -> Status<u64> {
+/// Allocates memory for the managed variables of an image, which belongs to no context: managed memory that has its home
+/// on the device, where the server stores the initial values; or host memory, all zeros.
+pub fn alloc_of_image(session: &Session, device: u32, len: u64) -> Status<u64> {
+    // In a grant of its own, so that nothing that the host changes is in the same pieces.
+    let room = len.max(pool::OWN_GRANT);
+    if let Ok(context) = context::current()
+        && device == context.server_device
+        && let Ok(start) = managed_alloc(session, context, room, CU_MEM_ATTACH_GLOBAL)
+    {
+        if let Some(pool) = managed_pool(start) {
+            pool.lock().set_owner(start, 0);
+        }
+        pages::settle(start);
+        return Ok(start);
+    }
+    host_alloc_of_image(session, device, len)
+}
+
+fn host_alloc_of_image(session: &Session, device: u32, len: u64) -> Status<u64> {
     let mut source = HostSource {
         session,
         device,

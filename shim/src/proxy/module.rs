@@ -101,7 +101,6 @@ impl Layout {
     }
 
     /// Whether its code may access memory with system scope, so that the host may exchange values with it while it runs.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for managed memory"))]
     #[inline]
     pub fn system_scope(&self) -> bool {
         self.flags & FUNCTION_SYSTEM_SCOPE != 0
@@ -220,7 +219,7 @@ impl Load<'_> {
         if status != Err(CUDA_ERROR_NOT_READY) || len == 0 {
             return status.map(|()| 0);
         }
-        let managed = memory::host_alloc_of_image(session, device, len)?;
+        let managed = memory::alloc_of_image(session, device, len)?;
         match self.send_with(session, handle, hash, (device, managed), said) {
             Ok(()) => Ok(managed),
             Err(status) => {

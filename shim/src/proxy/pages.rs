@@ -17,14 +17,19 @@ mod region;
 mod stack;
 mod timer;
 
+use std::borrow::Cow;
 use std::ffi::{c_int, c_void};
-use std::ops::Range;
+use std::ops;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use mpsshim_api::cuda::{CU_STREAM_NON_BLOCKING, CUDA_ERROR_OUT_OF_MEMORY};
 use mpsshim_proto::arena;
-use mpsshim_proto::message::{Copy, Mark, Op, Side};
+use mpsshim_proto::message::memory::FileRegister;
+use mpsshim_proto::message::{Copy, Mark, Op, Range, Side};
+use mpsshim_proto::shm;
 use parking_lot::{Mutex, MutexGuard};
 use region::{Home, Region, differences};
 use std::collections::BTreeMap;
@@ -46,9 +51,15 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 static ATTENDED: AtomicUsize = AtomicUsize::new(0);
 /// Pieces that are provisional.
 static PROVISIONAL: AtomicU32 = AtomicU32::new(0);
+/// Devices that the program uses.
+static DEVICES: AtomicUsize = AtomicUsize::new(0);
 /// Calls that are about to give work to the device.
 static LAUNCHING: AtomicUsize = AtomicUsize::new(0);
-/// How many did.
+/// How many of them wait for the lock.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+/// A graph has a kernel for which managed memory has to be host memory.
+static GRAPHS_SHARE: AtomicBool = AtomicBool::new(false);
+/// How many calls gave work to the device.
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
 static STATE: Mutex<State> = Mutex::new(State {
@@ -174,7 +185,86 @@ pub fn before_work(session: &Session) -> Status<Option<Work>> {
 #[cold]
 fn give_all(session: &Session) -> Status {
     store_hold::install();
-    lock().state.give_all(session)
+    WAITING.fetch_add(1, Ordering::SeqCst);
+    let mut locked = lock();
+    WAITING.fetch_sub(1, Ordering::SeqCst);
+    locked.state.give_all(session)
+}
+
+/// To be called before a kernel is launched, or becomes part of a graph, whose code may exchange values with the host while
+/// it runs (`system scope`): all managed memory becomes host memory, at the same addresses, for good.
+///
+/// # Errors
+/// `CUDA_ERROR_OUT_OF_MEMORY` if the host has no memory for it; those of the session.
+#[cold]
+pub fn share(session: &Session, in_graph: bool) -> Status {
+    if in_graph {
+        GRAPHS_SHARE.store(true, Ordering::Relaxed);
+    }
+    if !any() || !lock().state.regions.values().any(|region| !region.shared) {
+        return Ok(());
+    }
+    // Launches that begin from now on wait for the lock.
+    ATTENDED.fetch_add(1, Ordering::SeqCst);
+    let shared = share_all(session);
+    ATTENDED.fetch_sub(1, Ordering::SeqCst);
+    let chunks = shared?;
+    for chunk in chunks {
+        if let Err(status) = memory::host_give_back(session, chunk) {
+            tracing::debug!(%status, "pages of managed memory were not freed");
+        }
+    }
+    Ok(())
+}
+
+/// The program uses a further device. Kernels of several devices may touch managed memory, which then is host memory.
+///
+/// # Errors
+/// As [`share`].
+pub fn use_device(session: &Session) -> Status {
+    match DEVICES.fetch_add(1, Ordering::Relaxed) {
+        0 => Ok(()),
+        _ => share(session, false),
+    }
+}
+
+/// Whether managed memory may have its home on a device.
+pub fn may_be_on_device() -> bool {
+    DEVICES.load(Ordering::Relaxed) <= 1
+}
+
+/// As [`share`], before a graph is launched.
+///
+/// # Errors
+/// As [`share`].
+#[inline]
+pub fn share_for_graph(session: &Session) -> Status {
+    match GRAPHS_SHARE.load(Ordering::Relaxed) {
+        true => share(session, true),
+        false => Ok(()),
+    }
+}
+
+/// Returns the pages that are not used any more.
+fn share_all(session: &Session) -> Status<Vec<u64>> {
+    /// How long calls may take that have begun to give work to the device. They may wait for a thread that waits for the
+    /// lock.
+    const MOMENT: Duration = Duration::from_millis(1);
+    loop {
+        stream::quiesce(session, None)?;
+        let mut locked = lock();
+        let began = Instant::now();
+        let launching = || LAUNCHING.load(Ordering::SeqCst) > WAITING.load(Ordering::SeqCst);
+        while launching() && began.elapsed() < MOMENT {
+            std::hint::spin_loop();
+        }
+        if launching() || stream::any_busy() {
+            drop(locked);
+            std::thread::yield_now();
+            continue;
+        }
+        return locked.state.share(session);
+    }
 }
 
 /// To be called whenever the host may learn that work of the device has ended: provisional pieces are dropped.
@@ -228,12 +318,12 @@ pub fn prepare(session: &Session, context: &'static Context) -> Status {
     Ok(())
 }
 
-/// Removes a region, which no work uses. Its addresses are free again.
-pub fn remove(session: &Session, start: u64) {
+/// Removes a region, which no work uses. Its addresses are free again. Returns whether it is host memory.
+pub fn remove(session: &Session, start: u64) -> bool {
     let region = {
         let mut locked = lock();
         let Some(region) = locked.state.regions.remove(&start) else {
-            return;
+            return false;
         };
         PROVISIONAL.fetch_sub(region.provisional() as u32, Ordering::SeqCst);
         if region.attended {
@@ -242,28 +332,40 @@ pub fn remove(session: &Session, start: u64) {
         clear(region.start, region.len);
         region
     };
-    for chunk in region.chunks.into_iter().flatten() {
+    for chunk in region.chunks.iter().copied().flatten() {
         if let Err(status) = memory::host_give_back(session, chunk) {
             tracing::debug!(%status, "pages of managed memory were not freed");
         }
     }
+    region.shared
 }
 
 /// A block gets the addresses of one that was freed, all of a region: its content is new.
 pub fn renew(start: u64) {
     let mut locked = lock();
-    let Some(region) = locked.state.regions.get_mut(&start) else {
+    let region = locked.state.regions.get_mut(&start);
+    let Some(region) = region.filter(|region| !region.shared) else {
         return;
     };
     PROVISIONAL.fetch_sub(region.provisional() as u32, Ordering::SeqCst);
     attend(region);
     protect((region.start, region.len), libc::PROT_NONE);
     region.twins.clear();
-    region.set(
-        0..region.runs().last().map_or(0, |(run, _)| run.end),
-        Home::Nowhere,
-    );
+    region.set(0..region.pieces(), Home::Nowhere);
     region.born = LAUNCHES.load(Ordering::SeqCst);
+}
+
+/// All of a region is on the device: the server stores there.
+pub fn settle(start: u64) {
+    let mut locked = lock();
+    let region = locked.state.regions.get_mut(&start);
+    if let Some(region) = region.filter(|region| !region.shared) {
+        region.set(0..region.pieces(), Home::Device);
+        if region.attended {
+            region.attended = false;
+            ATTENDED.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
 }
 
 /// The host will use these addresses next (`cuMemPrefetchAsync` to the host).
@@ -315,11 +417,12 @@ pub fn touch(address: u64, len: u64, write: bool) {
     }
 }
 
-/// As [`touch`], for bytes that will be read while locks are held.
+/// Bytes of the program that will be read while locks are held: a copy, if they lie in managed memory.
 #[inline]
-pub fn touch_bytes(bytes: &[u8]) {
-    if any() {
-        touch(bytes.as_ptr() as u64, bytes.len() as u64, false);
+pub fn own(bytes: &[u8]) -> Cow<'_, [u8]> {
+    match any() && is_in(bytes.as_ptr() as u64) {
+        true => Cow::Owned(bytes.to_vec()),
+        false => Cow::Borrowed(bytes),
     }
 }
 
@@ -561,7 +664,7 @@ impl State {
     /// Gives the device the pieces with such homes.
     fn give(&mut self, session: &Session, which: fn(Home) -> bool) -> Status {
         let mut parts = Vec::new();
-        let mut given: Vec<(u64, Range<usize>)> = Vec::new();
+        let mut given: Vec<(u64, ops::Range<usize>)> = Vec::new();
         for region in self.regions.values().filter(|region| region.attended) {
             let runs = region.runs();
             let mut runs = runs
@@ -607,6 +710,51 @@ impl State {
         Ok(())
     }
 
+    /// Makes all regions host memory. Nothing is in flight. Returns the pages that are not used any more.
+    fn share(&mut self, session: &Session) -> Status<Vec<u64>> {
+        self.give_all(session)?;
+        let mut unused = Vec::new();
+        let starts: Vec<u64> = self.regions.keys().copied().collect();
+        for start in starts {
+            let Some(region) = self.regions.get_mut(&start).filter(|region| !region.shared) else {
+                continue;
+            };
+            let mut parts = Vec::new();
+            for chunk in 0..region.chunks.len() {
+                Self::furnish(region, session, chunk)?;
+                let (first, len) = region.chunk(chunk);
+                parts.extend(region.host(first).map(|host| (first, host, len)));
+            }
+            let len = region.len;
+            self.copy(session, &parts, Direction::ToHost)?;
+            let file = file_of(start, len, &parts)?;
+            let body = FileRegister {
+                len,
+                address: start,
+                device: memory::server_device_of(start).unwrap_or(0),
+                ..FileRegister::default()
+            };
+            let answer =
+                session.request_sending(Op::FileRegister, &body, &[], file.as_fd(), len)?;
+            let range: Range = answer.read()?;
+            if range.start != start || !map_file(&file, start, len) {
+                tracing::error!(?range, "managed memory cannot be mapped");
+                return Err(CUDA_ERROR_OUT_OF_MEMORY);
+            }
+            let Some(region) = self.regions.get_mut(&start) else {
+                continue;
+            };
+            region.share();
+            unused.extend(region.chunks.iter_mut().filter_map(Option::take));
+            tracing::info!(
+                start = format_args!("{start:#x}"),
+                len,
+                "managed memory is host memory from now on: a kernel has accesses of system scope"
+            );
+        }
+        Ok(unused)
+    }
+
     /// Makes a piece accessible without its content, which is lost. Returns whether the kernel did.
     fn abandon(&mut self, address: u64) -> bool {
         let Some(region) = self.region(address) else {
@@ -634,7 +782,7 @@ impl State {
 }
 
 /// Adds what the host has changed in pieces with this home.
-fn collect(region: &Region, run: Range<usize>, home: Home, parts: &mut Vec<Part>) {
+fn collect(region: &Region, run: ops::Range<usize>, home: Home, parts: &mut Vec<Part>) {
     match home {
         Home::Host => {
             let (start, len) = region.addresses(&run);
@@ -656,6 +804,35 @@ fn collect(region: &Region, run: Range<usize>, home: Home, parts: &mut Vec<Part>
             }
         }
         Home::Nowhere | Home::Device | Home::Both | Home::Copy => {}
+    }
+}
+
+/// A file in memory with the content of parts of a region.
+fn file_of(start: u64, len: u64, parts: &[Part]) -> Status<OwnedFd> {
+    let file = shm::sealed_memfd(c"mpsshim-managed", len);
+    let file = file.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+    let mapping = shm::Mapping::new(file.as_fd(), len as usize);
+    let mapping = mapping.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+    for (device, host, len) in parts {
+        // SAFETY: pages of the host arena that belong to the region, and as many of the new mapping.
+        unsafe {
+            let to = mapping.base().add((device - start) as usize);
+            std::ptr::copy_nonoverlapping(*host as *const u8, to, *len as usize);
+        }
+    }
+    Ok(file)
+}
+
+/// Maps a file at the addresses of a region.
+fn map_file(file: &OwnedFd, start: u64, len: u64) -> bool {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    let (at, bytes, raw) = (start as *mut c_void, len as usize, file.as_raw_fd());
+    // SAFETY: addresses of a region, whose pages this replaces.
+    unsafe {
+        let made = libc::mmap(at, bytes, access, flags, raw, 0);
+        libc::madvise(at, bytes, libc::MADV_DONTFORK);
+        made != libc::MAP_FAILED
     }
 }
 

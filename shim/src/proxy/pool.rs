@@ -22,6 +22,8 @@ pub trait Source {
 const GRAIN: u64 = 512;
 /// Bytes of the largest block that comes from a slab.
 const SMALL: u64 = 1 << 20;
+/// Bytes of the smallest block that has a grant of its own.
+pub const OWN_GRANT: u64 = SMALL + 1;
 /// Bytes of the first slabs, and of those after [`FIRST_SLABS`].
 const SLAB: u64 = 2 << 20;
 const LATER_SLAB: u64 = 16 << 20;

@@ -394,7 +394,7 @@ pub fn submit<T: IntoBytes + Immutable>(
     body: &T,
     trailing: &[u8],
 ) -> Status {
-    pages::touch_bytes(trailing);
+    let trailing = &*pages::own(trailing);
     let _work = pages::before_work(session)?;
     submit_apart(session, stream, op, body, trailing)
 }

@@ -353,7 +353,7 @@ impl Session {
         body: &T,
         trailing: &[u8],
     ) -> Status<Answer> {
-        pages::touch_bytes(trailing);
+        let trailing = &*pages::own(trailing);
         let mut requests = self.requests.lock();
         *requests += 1;
         self.exchange(op, 0, body, trailing)
@@ -368,7 +368,7 @@ impl Session {
         descriptor: BorrowedFd<'_>,
         len: u64,
     ) -> Status<Answer> {
-        pages::touch_bytes(trailing);
+        let trailing = &*pages::own(trailing);
         let mut requests = self.requests.lock();
         *requests += 1;
         let note = DescriptorNote {

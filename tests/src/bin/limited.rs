@@ -24,6 +24,8 @@ type Status<T = ()> = Result<T, CUresult>;
 
 /// Pieces of one kind that are allocated at most.
 const MOST: usize = 200;
+/// Managed memory beyond the limit is host memory.
+const MOST_MANAGED: usize = 24;
 /// How long anything is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
 const BLOCKS: u32 = 4096;
@@ -208,14 +210,20 @@ fn contexts(percentages: &[String]) -> Status {
 }
 
 /// Allocates until it is refused.
-fn fill<T>(
+fn fill<T>(way: &str, allocate: impl FnMut() -> Status<T>, free: impl Fn(T) -> CUresult) -> Status {
+    fill_most(way, MOST, allocate, free)
+}
+
+/// As [`fill`], but no more than `most` pieces.
+fn fill_most<T>(
     way: &str,
+    most: usize,
     mut allocate: impl FnMut() -> Status<T>,
     free: impl Fn(T) -> CUresult,
 ) -> Status {
     let mut held = Vec::new();
     let refused = loop {
-        if held.len() == MOST {
+        if held.len() == most {
             break CUDA_SUCCESS;
         }
         match allocate() {
@@ -269,8 +277,9 @@ fn allocate(bytes: usize) -> Status {
     cu!(cuDeviceGetDefaultMemPool, &mut pool, 0 as CUdevice).ok()?;
     cu!(cuMemPoolTrimTo, pool, 0usize).ok()?;
     let mut at: CUdeviceptr = 0;
-    fill(
+    fill_most(
         "cuMemAllocManaged",
+        MOST_MANAGED,
         || memory(cu!(cuMemAllocManaged, &mut at, bytes, 1 as c_uint), at),
         |piece: u64| cu!(cuMemFree_v2, piece),
     )?;

@@ -107,7 +107,12 @@ fn memory_is_limited_however_it_is_allocated() {
             ways += 1;
             continue;
         }
-        assert_eq!(came, "16 then CUDA_ERROR_OUT_OF_MEMORY (2)", "{line}");
+        let expected = match way {
+            // What has no room on the device is host memory.
+            "cuMemAllocManaged" => "24 then CUDA_SUCCESS (0)",
+            _ => "16 then CUDA_ERROR_OUT_OF_MEMORY (2)",
+        };
+        assert_eq!(came, expected, "{line}");
         ways += 1;
     }
     assert_eq!(ways, 7, "{pieces}");

@@ -123,6 +123,11 @@ fn parameters_lie_in_managed_memory() {
 }
 
 #[test]
+fn host_and_a_running_kernel_exchange_values() {
+    mode("exchange");
+}
+
+#[test]
 fn many_blocks_are_one_list() {
     mode("many");
 }

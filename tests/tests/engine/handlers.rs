@@ -707,7 +707,7 @@ fn what_is_left_of_a_clients_limit_is_what_it_does_not_have() {
     host_memory(&mut peer, PART, 0);
     assert_eq!(mem_info(&mut peer), (LIMIT - PART, LIMIT));
     let managed = host_memory(&mut peer, PART, MANAGED);
-    assert_eq!(mem_info(&mut peer), (LIMIT - 2 * PART, LIMIT));
+    assert_eq!(mem_info(&mut peer), (LIMIT - PART, LIMIT));
     peer.post(Op::HostFree, &managed, &[]).expect("posted");
     peer.post(Op::MemRelease, &memory, &[]).expect("posted");
     await_left(&mut peer, (LIMIT, LIMIT));

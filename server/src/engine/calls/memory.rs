@@ -211,15 +211,6 @@ impl Session {
             .max(1)
             .checked_next_multiple_of(4096)
             .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        // Managed memory is charged to the device, as if all of it resided there.
-        let charge = match body.flags & MANAGED {
-            0 => None,
-            _ => {
-                let memory = Memory::Device(device.ordinal);
-                let attempt = |session: &mut Session| session.account.take(memory, len);
-                Some(self.with_room(shared, (memory, len), attempt)?)
-            }
-        };
         let mut block = match self
             .objects
             .host_spare
@@ -233,7 +224,6 @@ impl Session {
                 len,
             )?,
         };
-        block.charge = charge;
         let note = DescriptorNote {
             token: message.token,
             len,
@@ -247,7 +237,6 @@ impl Session {
             len,
         };
         if sent.is_err() {
-            block.charge = None;
             self.objects.host_spare.push(block);
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
@@ -270,7 +259,6 @@ impl Session {
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         self.describe_host_end(&shared.images, body.start);
-        block.charge = None;
         block.set_managed(false);
         self.objects.host_spare.push(block);
         Ok(())
@@ -553,13 +541,6 @@ mod tests {
                 },
                 CUDA_ERROR_OUT_OF_MEMORY,
             ),
-            (
-                HostAlloc {
-                    flags: MANAGED,
-                    ..PINNED
-                },
-                CUDA_ERROR_OUT_OF_MEMORY,
-            ),
         ] {
             assert_eq!(test.status(Op::HostAlloc, &body, &[]), status);
         }
@@ -580,7 +561,7 @@ mod tests {
         assert_eq!((test.held(), test.held_host()), (0, 0));
         test.orders(CUDA_SUCCESS);
         assert_eq!(test.status(Op::HostAlloc, &body, &[]), CUDA_SUCCESS);
-        assert_eq!((test.held(), test.held_host()), (8192, 8192));
+        assert_eq!((test.held(), test.held_host()), (0, 8192));
     }
 
     #[test]
@@ -641,9 +622,8 @@ mod tests {
             len: 4096,
         };
         let status = test.status(Op::HostFree, &wrong, &[]);
-        assert_eq!((status, test.held()), (CUDA_ERROR_INVALID_VALUE, 8192));
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE);
         assert_eq!(test.status(Op::HostFree, &range, &[]), CUDA_SUCCESS);
-        assert_eq!(test.held(), 0, "it could be on the device no more");
         let status = test.status(Op::HostFree, &range, &[]);
         assert_eq!(status, CUDA_ERROR_INVALID_VALUE);
         assert_eq!(test.pinned(8192), range.start, "it is used again");

@@ -14,12 +14,14 @@ use crate::engine::images::contents::{Content, Raw};
 use crate::engine::images::families::Family;
 use crate::engine::images::instances::{self, Image};
 use crate::engine::images::prepared::{ImageCharge, Prepared, Ready};
+use crate::engine::images::variables;
 use crate::engine::lasting::{Lasting, Lost, Making};
 use crate::engine::objects::functions::{Function, Global};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::{self, Stranger};
+use mpsshim_proto::arena;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::{ImageLoad, ImageLoaded, Named, Object, Op, Range};
@@ -112,7 +114,11 @@ impl Session {
         }
         image.pay(charge.charge);
         if let Some(managed) = managed {
-            self.place_managed(&mut image, &managed, &body);
+            let placed = self.place_managed(shared, &mut image, (&managed, device.ordinal), &body);
+            if let Err(status) = placed {
+                shared.images.discard(image);
+                return Ok((Err(status), payload));
+            }
         }
         let table = match image.raw() {
             Raw::Module(_) => &mut self.objects.images,
@@ -140,7 +146,10 @@ impl Session {
         if body.managed == 0 {
             return Ok((content, Some(managed)));
         }
-        self.check_host(body.managed, managed.len())?;
+        match arena::is_managed(body.managed) {
+            true => self.check_device(body.managed, managed.len())?,
+            false => self.check_host(body.managed, managed.len())?,
+        }
         let code = managed.at(body.managed).ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
         let content = shared.images.store(&code, &self.flow.sent)?;
         Ok((content, Some(managed)))
@@ -148,7 +157,13 @@ impl Session {
 
     /// Notes where the managed variables of an image are, and gives them their initial values. The session's memory for
     /// them has been checked.
-    fn place_managed(&mut self, image: &mut Image, managed: &ManagedImage, body: &ImageLoad) {
+    fn place_managed(
+        &mut self,
+        shared: &Shared,
+        image: &mut Image,
+        (managed, device): (&ManagedImage, Ordinal),
+        body: &ImageLoad,
+    ) -> Result<(), CUresult> {
         // Another server would give the variables their initial values again.
         self.lasting.binding_images = true;
         let named = managed.variables.iter().filter_map(|one| {
@@ -157,7 +172,11 @@ impl Session {
         });
         image.managed = named.collect();
         if body.fresh == 0 {
-            return;
+            return Ok(());
+        }
+        if arena::is_managed(body.managed) {
+            let place = (body.managed, managed.len());
+            return variables::store(&shared.gpu, device, place, managed.initial());
         }
         let base = body.managed as *mut u8;
         for (offset, bytes) in managed.initial() {
@@ -168,6 +187,7 @@ impl Session {
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
             }
         }
+        Ok(())
     }
 
     /// A managed variable of an image that is in the session's memory.

@@ -1,15 +1,17 @@
 //! Memory shared between sessions, with other programs, with files, and between devices.
 
 use super::Reply;
-use crate::engine::base::account::Memory;
+use crate::engine::base::account::{Home, Memory};
 use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side;
 use crate::engine::calls::virtual_memory::may_be_exported_memory;
+use crate::engine::lasting::memory as lasting;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::undertaker::Buried;
+use crate::keeper::{self, Name};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::arena;
 use mpsshim_proto::message::memory::{
@@ -18,6 +20,7 @@ use mpsshim_proto::message::memory::{
 };
 use mpsshim_proto::message::{Object, Range};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
 impl Session {
@@ -185,22 +188,58 @@ impl Session {
     /// `cuMemHostRegister` of a file that the client maps.
     pub fn file_register(&mut self, shared: &Shared, call: Call<'_, FileRegister>) -> Reply {
         let Call { body, message } = call;
+        let managed = arena::is_managed(body.address);
+        // The descriptor can be received once only.
+        if managed && self.has_work_in_flight(&shared.gpu) {
+            return Err(CallError::Full);
+        }
         let fd = self.receive_descriptor(message.token)?;
         let behind = message.behind::<FileRegister>()?;
         let parts = parts(&body, &behind)?;
         let device = shared.gpu.device(body.device)?;
         let place = shared.gpu.place_to_register(&self.shared.held_files)?;
-        let charge = self.account.take(Memory::Host, body.len)?;
+        let mut charge = self.account.take(Memory::Host, body.len)?;
+        if managed {
+            charge.set_managed(Some(Home::Host));
+            self.vacate(shared, &body)?;
+        }
         let writable = body.flags & CU_MEMHOSTREGISTER_READ_ONLY == 0;
         let (driver, paid) = (&shared.gpu.driver, (charge, place));
         let file = side::on_main(|| {
             device.make_current(driver)?;
             let arena = &shared.gpu.arena;
             arena.register_file(driver, &fd, &parts, body.address, writable, paid)
+        });
+        let file = file.map_err(|status| match managed {
+            // Its memory is gone.
+            true => CallError::Violation(format!(
+                "managed memory did not become host memory: {status}"
+            )),
+            false => status.into(),
         })?;
         let (start, len) = (file.start(), body.len);
         self.objects.files.insert(start, file);
         Ok(Range { start, len }.as_bytes().to_vec())
+    }
+
+    /// Frees the managed memory at the addresses of a file, which becomes its host memory.
+    fn vacate(&mut self, shared: &Shared, body: &FileRegister) -> Result<(), CallError> {
+        let grant = self.objects.grants.get(&body.address);
+        let grant = grant.filter(|grant| grant.len == body.len);
+        let ordinal = grant.ok_or(CUDA_ERROR_INVALID_VALUE)?.device;
+        let grant = self.objects.grants.remove(&body.address);
+        let grant = grant.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        grant.left_by(&self.account);
+        self.describe_gone::<lasting::Memory>(body.address);
+        // Managed memory is not shared with other sessions.
+        let grant = Arc::into_inner(grant).ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
+        let name = Name::numbered(keeper::Kind::Memory, grant.start);
+        shared.gpu.keeping.forget(name);
+        let vacated = shared.gpu.devices[ordinal].vacate(&shared.gpu.driver, grant);
+        vacated.map_err(|status| {
+            shared.gpu.note_status(status);
+            CallError::Violation(format!("managed memory was not freed: {status}"))
+        })
     }
 
     /// `cuMemHostUnregister` of a registered file, at a quiescent point.

@@ -830,6 +830,22 @@ impl Device {
         self.give_back(driver, grant.start, grant.len)
     }
 
+    /// Frees managed memory whose addresses are to become those of host memory. No work may access it any more.
+    ///
+    /// # Errors
+    /// Driver errors; the addresses then remain taken.
+    pub fn vacate(&self, driver: &Driver, grant: Grant) -> Result<(), CUresult> {
+        self.make_current(driver)?;
+        driver.mem_unmap(grant.start, grant.len as usize)?;
+        driver.mem_release(grant.handle)?;
+        self.managed.vacate(driver, grant.start, grant.len)
+    }
+
+    /// Takes back addresses after [`Device::vacate`], where nothing is mapped any more.
+    pub fn give_back_vacated(&self, start: u64, len: u64) {
+        self.managed.give_back_vacated(start, len);
+    }
+
     /// Takes back addresses where nothing is mapped any more.
     fn give_back(&self, driver: &Driver, start: u64, len: u64) -> Result<(), CUresult> {
         if self.managed.contains(start) {

@@ -96,8 +96,6 @@ pub struct HostBlock {
     pub registration: Registration,
     /// The memory file.
     pub file: MemoryFile,
-    /// Device memory charged if the block is managed memory.
-    pub charge: Option<Charge>,
     /// Host memory charged for its length; `None` while no session uses it.
     pub host: Option<Charge>,
     /// The ration of its descriptor and mapping.
@@ -178,7 +176,6 @@ impl HostArena {
             Ok((file, registration)) => Ok(HostBlock {
                 registration,
                 file,
-                charge: None,
                 host: Some(host),
                 place,
             }),
@@ -220,7 +217,6 @@ impl HostArena {
             Ok(registration) => Ok(HostBlock {
                 registration,
                 file,
-                charge: None,
                 host: Some(host),
                 place,
             }),

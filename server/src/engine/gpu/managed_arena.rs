@@ -87,6 +87,25 @@ impl ManagedArena {
         Ok(())
     }
 
+    /// Takes addresses back from the driver, where it has mapped nothing any more; they remain taken.
+    ///
+    /// # Errors
+    /// Errors of the driver.
+    pub fn vacate(&self, driver: &Driver, start: u64, len: u64) -> Result<(), CUresult> {
+        self.unreserve(driver, start, room(len)?)
+    }
+
+    /// Takes back addresses that were vacated and where this process has unmapped what it had mapped.
+    pub fn give_back_vacated(&self, start: u64, len: u64) {
+        let Ok(all) = room(len) else {
+            return;
+        };
+        // The rest is still held.
+        if hold(start, len).is_ok() {
+            self.addresses.lock().give_back(start, all);
+        }
+    }
+
     /// Passes addresses that this process holds to the driver.
     fn reserve(&self, driver: &Driver, start: u64, len: u64) -> Result<(), CUresult> {
         // SAFETY: an address range that this process holds, with no memory in it.

@@ -406,6 +406,27 @@ impl AsLoaded {
     }
 }
 
+/// Clears `[start, start + len)` in device memory, which no work uses, and then stores bytes there, by their offsets.
+///
+/// # Errors
+/// Driver errors.
+pub fn store<'a>(
+    gpu: &Gpu,
+    device: Ordinal,
+    (start, len): (u64, u64),
+    parts: impl Iterator<Item = (u64, &'a [u8])>,
+) -> Result<(), CUresult> {
+    let driver = &gpu.driver;
+    on_stream(gpu, &gpu.devices[device], |stream| {
+        driver.memset_d8_async(start, 0, len as usize, stream)?;
+        for (offset, bytes) in parts {
+            let from = bytes.as_ptr() as u64;
+            driver.memcpy_htod_async(start + offset, from, bytes.len(), stream)?;
+        }
+        Ok(())
+    })
+}
+
 /// Submits copies to a stream and waits for them, even if submitting failed.
 fn on_stream(
     gpu: &Gpu,

@@ -1,7 +1,6 @@
 //! Device memory and pinned memory.
 
 use super::{Lasting, Lost, Making, failed};
-use crate::engine::base::account::Memory as Kept;
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
 use crate::engine::gpu::devices::Grant;
@@ -10,6 +9,7 @@ use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::CUresult;
+use mpsshim_proto::arena;
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub struct Place {
     pub len: u64,
     /// The server's ordinal of the device.
     pub device: u32,
-    /// Whether it is managed memory, which is charged as device memory.
+    /// Whether it is managed memory.
     pub managed: bool,
 }
 
@@ -84,7 +84,7 @@ impl Session {
         let place = Place {
             len: grant.len,
             device: grant.device.into(),
-            managed: false,
+            managed: arena::is_managed(grant.start),
         };
         self.describe::<Memory>(grant.start, &place);
     }
@@ -127,10 +127,6 @@ fn adopt_host(
     );
     let (driver, range) = (&shared.gpu.driver, (start, place.len));
     let mut block = shared.gpu.arena.adopt(driver, device, paid, range, file)?;
-    if place.managed {
-        let memory = Kept::Device(device.ordinal);
-        block.charge = Some(session.account.take(memory, place.len)?);
-    }
     block.set_managed(place.managed);
     session.objects.host.insert(start, block);
     Ok(())

@@ -7,8 +7,10 @@
 use crate::engine::base::account::Charge;
 use crate::engine::base::driver::Driver;
 use crate::engine::base::rations::Ration;
+use crate::engine::gpu::Gpu;
 use crate::engine::gpu::host::{HostArena, is_affordable};
 use mpsshim_api::cuda::*;
+use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
 use mpsshim_proto::shm::PAGE;
 use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,6 +19,17 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// own address if that is free here, so that kernels can use the program's pointer.
 const CLIENT_MAPPINGS: std::ops::Range<u64> = 0x7000_0000_0000..0x7fe0_0000_0000;
 
+/// Whose addresses a file has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Addresses {
+    /// The client's own, which are free in this process.
+    Clients,
+    /// The host arena's: so many bytes.
+    Host(u64),
+    /// Those of managed memory that was device memory.
+    Managed,
+}
+
 /// A registered mapping of a client's file.
 #[derive(Debug)]
 pub struct FileRegistration {
@@ -24,8 +37,8 @@ pub struct FileRegistration {
     len: u64,
     /// Bytes mapped: whole pages of the file, which may be huge pages.
     mapped: u64,
-    /// Bytes taken from the host arena, if it lies there.
-    room: Option<u64>,
+    /// Whose addresses it has.
+    addresses: Addresses,
     /// Whether devices may write to it.
     writable: bool,
     /// Charge for its pages.
@@ -215,6 +228,7 @@ impl HostArena {
         if !is_affordable(len) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
+        let managed = arena::is_managed(wish);
         let fits = CLIENT_MAPPINGS.contains(&wish) && mapped <= CLIENT_MAPPINGS.end - wish;
         let map_at = |start| map_parts(start, parts, mapped, writable, fd);
         let at_wish = fits && reserve(wish, mapped) && {
@@ -224,8 +238,12 @@ impl HostArena {
             }
             done
         };
-        let (start, room) = if at_wish {
-            (wish, None)
+        let (start, addresses) = if at_wish {
+            (wish, Addresses::Clients)
+        } else if managed {
+            // The caller has taken these addresses from the client's managed memory, and holds them.
+            map_at(wish).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+            (wish, Addresses::Managed)
         } else {
             let (start, room) = self.take(mapped)?;
             if map_at(start).is_none() {
@@ -233,13 +251,13 @@ impl HostArena {
                 self.retire(start, room);
                 return Err(CUDA_ERROR_OUT_OF_MEMORY);
             }
-            (start, Some(room))
+            (start, Addresses::Host(room))
         };
         let file = FileRegistration {
             start,
             len,
             mapped,
-            room,
+            addresses,
             writable,
             _charge: charge,
             _place: place,
@@ -275,8 +293,20 @@ impl HostArena {
 
     fn unmap_file(&self, file: &FileRegistration) {
         unmap(file.start, file.mapped);
-        if let Some(room) = file.room {
+        if let Addresses::Host(room) = file.addresses {
             self.retire(file.start, room);
+        }
+    }
+}
+
+impl Gpu {
+    /// As [`HostArena::unregister_file`]; addresses of managed memory go back to their device.
+    pub fn unregister_file(&self, file: FileRegistration) {
+        let (start, len, managed) = (file.start, file.len, file.addresses == Addresses::Managed);
+        self.arena.unregister_file(&self.driver, file);
+        let device = (start.wrapping_sub(DEVICE_ARENA) / DEVICE_ARENA_STRIDE) as u32;
+        if let (true, Ok(device)) = (managed, self.device(device)) {
+            device.give_back_vacated(start, len);
         }
     }
 }

@@ -291,6 +291,8 @@ impl Session {
                     }
                 }
                 _ if self.objects.sharing.contains(address, len) => return Ok(()),
+                // Managed memory that has become host memory.
+                _ if self.is_file(address, len) => return Ok(()),
                 _ => return Err(CUDA_ERROR_INVALID_VALUE),
             }
         }

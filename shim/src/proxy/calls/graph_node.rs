@@ -20,7 +20,7 @@ use crate::proxy::memory::{self, Place};
 use crate::proxy::shadow::{self, Shadow};
 use crate::proxy::submit::session;
 use crate::proxy::user_object::{self, Holder};
-use crate::proxy::{graph_host, module};
+use crate::proxy::{graph_host, module, pages};
 
 entries! {
     cuGraphAddNode(_, _, _, _, _) => add_any_v1,
@@ -243,6 +243,9 @@ fn kernel(params: &CUDA_KERNEL_NODE_PARAMS) -> Status<Does> {
             .handle(),
     };
     let function = module::function_in(handle, context_given(params.context)?)?;
+    if function.layout().system_scope() {
+        pages::share(session()?, true)?;
+    }
     // SAFETY: the program's pointers, as CUDA documents these fields.
     let (pointers, extra) = unsafe { (In::inside(params.params), In::inside(params.extra)) };
     let packed = launch::packed(function, pointers, extra)?;

@@ -161,6 +161,7 @@ pub unsafe fn attributes<'a>(config: &CUlaunchConfig) -> Status<&'a [u8]> {
 }
 
 /// The parameters of a launch.
+#[derive(Clone, Copy)]
 enum Params {
     /// One pointer for each parameter of the layout.
     Each(Pointers),
@@ -248,19 +249,35 @@ fn each_param(
     }
 }
 
-/// Makes parameters that lie in managed memory accessible, before they are read with the ring held.
+/// Parameters that can be read while the ring is held.
+enum Own {
+    As(Params),
+    Packed(Vec<u8>),
+}
+
+/// Packs parameters of which some lie in managed memory.
 #[cold]
-fn touch(function: &Function, params: &Params) -> Status {
-    match params {
+fn own_params(function: &Function, params: Params) -> Status<Own> {
+    let managed = match params {
         Params::Each(pointers) => {
-            for (index, param) in function.layout().params.iter().enumerate() {
-                pages::touch(pointers.at(index)?.addr() as u64, param.size.into(), false);
+            let mut any = false;
+            for index in 0..function.layout().params.len() {
+                any |= pages::is_in(pointers.at(index)?.addr() as u64);
             }
+            any
         }
-        Params::Packed(buffer, len) => pages::touch(buffer.addr() as u64, *len as u64, false),
-        Params::None => {}
+        Params::Packed(buffer, _) => pages::is_in(buffer.addr() as u64),
+        Params::None => false,
+    };
+    if !managed {
+        return Ok(Own::As(params));
     }
-    Ok(())
+    let mut packed = vec![0; PARAMS_MAX];
+    let len = each_param(function, params, |at, bytes| {
+        packed[at..][..bytes.len()].copy_from_slice(bytes);
+    })?;
+    packed.truncate(len);
+    Ok(Own::Packed(packed))
 }
 
 /// Checks the limits that the driver checks in the call itself.
@@ -363,10 +380,21 @@ fn submit(
         flags: 0,
     };
     let behind = size_of::<Launch>() + len.next_multiple_of(8);
-    if pages::any() {
-        touch(function, &params)?;
-        pages::touch_bytes(attributes);
+    if function.layout().system_scope() {
+        pages::share(session, stream.is_capturing())?;
     }
+    let own;
+    let (params, attributes) = match pages::any() {
+        true => {
+            own = (own_params(function, params)?, pages::own(attributes));
+            let params = match &own.0 {
+                Own::Packed(packed) => Params::Packed(packed.as_ptr(), packed.len()),
+                Own::As(params) => *params,
+            };
+            (params, &*own.1)
+        }
+        false => (params, attributes),
+    };
     let work = pages::before_work(session)?;
     let mut ring = session.ring()?;
     let room = ring.reserve(behind + attributes.len())?;

@@ -69,6 +69,8 @@ pub struct Region {
     pub born: u64,
     /// It is among the regions that launches look at.
     pub attended: bool,
+    /// It is host memory for the host and the device.
+    pub shared: bool,
     /// The piece behind the last ones that were fetched, and how many pieces to fetch if that is the next to be used.
     ahead: (usize, usize),
 }
@@ -89,6 +91,7 @@ impl Region {
             chunks: vec![None; len.div_ceil(chunk) as usize],
             born,
             attended: false,
+            shared: false,
             ahead: (usize::MAX, 1),
         }
     }
@@ -96,6 +99,11 @@ impl Region {
     /// Whether an address lies in it.
     pub fn contains(&self, address: u64) -> bool {
         address >= self.start && address - self.start < self.len
+    }
+
+    /// How many pieces it has.
+    pub fn pieces(&self) -> usize {
+        self.homes.len()
     }
 
     /// The piece of an address.
@@ -153,6 +161,12 @@ impl Region {
             self.homes[piece] = home;
             self.on_device += usize::from(home == Home::Device);
         }
+    }
+
+    /// It is host memory from now on. It was all on the device.
+    pub fn share(&mut self) {
+        self.shared = true;
+        self.set(0..self.homes.len(), Home::Host);
     }
 
     /// Runs of pieces with the same home in one chunk.

@@ -106,6 +106,34 @@ const LINK: &str = "    mul.wide.u32 %rd3, %r4, 8;
     mul.lo.s32 %r7, %r4, %r6;
     st.u32 [%rd5+8], %r7;";
 
+/// Answers the letters of [`super::exchange`]: `value` rounds of `step` words.
+const ANSWER: &str = "    ld.param.u32 %r9, [step];
+    cvta.to.global.u64 %rd1, %rd1;
+    mov.u32 %r7, 1;
+round:
+    setp.gt.u32 %p1, %r7, %r6;
+    @%p1 bra done;
+wait:
+    ld.volatile.global.u32 %r8, [%rd1];
+    setp.ne.u32 %p1, %r8, %r7;
+    @%p1 bra wait;
+    membar.sys;
+    mov.u32 %r10, 0;
+    add.s64 %rd4, %rd1, 64;
+word:
+    ld.volatile.global.u32 %r11, [%rd4];
+    add.s32 %r11, %r11, 1;
+    st.volatile.global.u32 [%rd4], %r11;
+    add.s64 %rd4, %rd4, 4;
+    add.s32 %r10, %r10, 1;
+    setp.lt.u32 %p1, %r10, %r9;
+    @%p1 bra word;
+    atom.relaxed.sys.global.add.u32 %r12, [%rd1+8], 1;
+    membar.sys;
+    st.volatile.global.u32 [%rd1+4], %r7;
+    add.s32 %r7, %r7, 1;
+    bra round;";
+
 pub fn ptx() -> String {
     [
         ".version 7.0\n.target sm_70\n.address_size 64\n".to_owned(),
@@ -114,6 +142,7 @@ pub fn ptx() -> String {
         kernel("stride", STRIDE),
         kernel("walk", WALK),
         kernel("link", LINK),
+        kernel("answer", ANSWER),
     ]
     .concat()
 }
@@ -188,6 +217,7 @@ pub struct Kernels {
     pub stride: CUfunction,
     pub walk: CUfunction,
     pub link: CUfunction,
+    pub answer: CUfunction,
 }
 
 impl Kernels {
@@ -212,6 +242,7 @@ impl Kernels {
             stride: get("stride")?,
             walk: get("walk")?,
             link: get("link")?,
+            answer: get("answer")?,
         })
     }
 

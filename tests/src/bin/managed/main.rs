@@ -7,6 +7,7 @@
 
 mod calls;
 mod copies;
+mod exchange;
 mod forks;
 mod kernels;
 mod many;
@@ -44,7 +45,7 @@ pub type Outcome<T = ()> = Result<T, String>;
 
 type Mode = fn(&Setup, &mut Random, Instant) -> Outcome;
 
-const MODES: [(&str, Mode); 9] = [
+const MODES: [(&str, Mode); 10] = [
     ("turns", turns::turns),
     ("sides", sides::sides),
     ("threads", turns::threads),
@@ -54,6 +55,7 @@ const MODES: [(&str, Mode); 9] = [
     ("copies", copies::copies),
     ("params", params::params),
     ("many", many::many),
+    ("exchange", exchange::exchange),
 ];
 
 #[derive(Parser)]

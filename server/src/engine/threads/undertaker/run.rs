@@ -139,7 +139,7 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
 fn spared(shared: &Shared, object: Buried) -> Option<Buried> {
     match object {
         Buried::Host(mut block, uid) => {
-            (block.charge, block.host) = (None, None);
+            block.host = None;
             shared.gpu.spare.put_block(uid, block);
             None
         }
@@ -208,7 +208,7 @@ fn end(shared: &Shared, object: Buried) -> Option<Buried> {
         Buried::Green(green) => return shared.gpu.end_green(green).map(Buried::Green),
         Buried::File(file) => {
             shared.gpu.use_any_device();
-            shared.gpu.arena.unregister_file(&shared.gpu.driver, file);
+            shared.gpu.unregister_file(file);
         }
         Buried::UnusedAnnex(_) => {}
         kept @ (Buried::Host(..) | Buried::Segment(_) | Buried::Left(_)) => return Some(kept),
