@@ -39,7 +39,7 @@ use crate::proxy::waited;
 use crate::store_hold;
 
 /// There is or was a region.
-static ANY: AtomicBool = AtomicBool::new(false);
+pub static ANY: AtomicBool = AtomicBool::new(false);
 /// The process that made the first one: not a child.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// Regions of which something is not on the device.

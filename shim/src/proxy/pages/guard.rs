@@ -56,7 +56,7 @@ struct Message {
     thread: u64,
 }
 
-/// A call of the kernel: what it returned, or the error.
+/// The result of a system call, or its error.
 fn result(got: c_long) -> Result<c_long, c_int> {
     match got {
         // SAFETY: the thread's own errno.
@@ -66,7 +66,7 @@ fn result(got: c_long) -> Result<c_long, c_int> {
 }
 
 fn ioctl<const N: usize>(fd: c_int, request: u64, words: &mut [u64; N]) -> Result<c_long, c_int> {
-    // SAFETY: the structs of these requests consist of so many words.
+    // SAFETY: the structs of these requests consist of N words.
     result(unsafe { libc::syscall(libc::SYS_ioctl, fd, request, words.as_mut_ptr()) })
 }
 
