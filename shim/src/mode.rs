@@ -364,7 +364,7 @@ extern "C" fn not_initialized() -> CUresult {
 fn register_fork_handler() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler writes atomics and closes a descriptor.
+        // SAFETY: the handler writes atomics and closes descriptors.
         let status = unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
         if status != 0 {
             tracing::warn!(status, "no fork handler: a forked child must not use CUDA");

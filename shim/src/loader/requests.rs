@@ -137,7 +137,7 @@ macro_rules! interpose {
 /// Looks the functions up while the library is loaded: the first call may come from a signal handler, where that is not
 /// possible. Older C libraries lack some, as `stat`, and programs for them do not call those.
 extern "C" fn find_all() {
-    for symbol in found::ALL {
+    for symbol in found::ALL.iter().chain(&[&READ_OTHER, &WRITE_OTHER]) {
         symbol.look_up();
     }
     find_syscall();
@@ -207,9 +207,125 @@ interpose! {
     getpeername(socket: c_int, address: Pointer, len: Pointer) -> c_int: [Stored(address, SOCKET_ADDRESS), Stored(len, 4)];
     getsockopt(socket: c_int, level: c_int, option: c_int, value: Pointer, len: Pointer) -> c_int: [Stored(value, 4096), Stored(len, 4)];
     setsockopt(socket: c_int, level: c_int, option: c_int, value: Pointer, len: socklen_t) -> c_int: [Read(value, len as size_t)];
+}
 
-    process_vm_readv(process: c_int, local: *const iovec, locals: c_ulong, remote: *const iovec, remotes: c_ulong, flags: c_ulong) -> ssize_t: [AllStored(local, locals as usize), Read(remote.cast(), remotes as usize * 16)];
-    process_vm_writev(process: c_int, local: *const iovec, locals: c_ulong, remote: *const iovec, remotes: c_ulong, flags: c_ulong) -> ssize_t: [AllRead(local, locals as usize), Read(remote.cast(), remotes as usize * 16)];
+type Copy = unsafe extern "C-unwind" fn(
+    libc::pid_t,
+    *const iovec,
+    c_ulong,
+    *const iovec,
+    c_ulong,
+    c_ulong,
+) -> ssize_t;
+
+/// Copies between this process and another one, either of which may have its buffers in managed memory. Buffers of the
+/// other one are fetched there if the call fails or ends early.
+fn between(
+    process: libc::pid_t,
+    local: Buffer,
+    locals: &[iovec],
+    remotes: &[iovec],
+    write: bool,
+    call: impl Fn() -> ssize_t,
+) -> ssize_t {
+    const MOST: usize = 20;
+    let sum = |parts: &[iovec]| {
+        parts
+            .iter()
+            .fold(0usize, |sum, part| sum.saturating_add(part.iov_len))
+    };
+    let call = || {
+        with(
+            &[local, Read(remotes.as_ptr().cast(), size_of_val(remotes))],
+            &call,
+        )
+    };
+    let got = call();
+    let managed = || {
+        let parts = remotes
+            .iter()
+            .map(|part| (part.iov_base.addr() as u64, part.iov_len as u64));
+        parts.filter(|(address, _)| pages::is_in(*address))
+    };
+    let wanted = sum(locals).min(sum(remotes));
+    let is_short = |got: ssize_t| got.is_fault() || (got >= 0 && (got as usize) < wanted);
+    if !is_short(got) || managed().next().is_none() {
+        return got;
+    }
+    for _ in 0..MOST {
+        if !pages::remote::ask(process as u32, managed(), write) {
+            break;
+        }
+        let got = call();
+        if !is_short(got) {
+            return got;
+        }
+    }
+    // With the error of the call.
+    call()
+}
+
+/// The elements of an array of the program's.
+///
+/// # Safety
+/// The array is there, or absent and without elements.
+unsafe fn elements<'a>(parts: *const iovec, count: c_ulong) -> &'a [iovec] {
+    match parts.is_null() || count > 1024 {
+        true => &[],
+        // SAFETY: the caller's promise.
+        false => unsafe { std::slice::from_raw_parts(parts, count as usize) },
+    }
+}
+
+static READ_OTHER: Symbol = Symbol::new(c"process_vm_readv");
+static WRITE_OTHER: Symbol = Symbol::new(c"process_vm_writev");
+
+/// `process_vm_readv`
+///
+/// # Safety
+/// As the C library's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C-unwind" fn process_vm_readv(
+    process: libc::pid_t,
+    local: *const iovec,
+    locals: c_ulong,
+    remote: *const iovec,
+    remotes: c_ulong,
+    flags: c_ulong,
+) -> ssize_t {
+    // SAFETY: the C library's function of this name has this type; the program's arguments.
+    unsafe {
+        let real = mem::transmute::<*mut (), Copy>(READ_OTHER.address());
+        let parts = (elements(local, locals), elements(remote, remotes));
+        let buffer = AllStored(local, locals as usize);
+        between(process, buffer, parts.0, parts.1, false, || {
+            real(process, local, locals, remote, remotes, flags)
+        })
+    }
+}
+
+/// `process_vm_writev`
+///
+/// # Safety
+/// As the C library's.
+#[cfg_attr(not(test), unsafe(no_mangle))]
+pub unsafe extern "C-unwind" fn process_vm_writev(
+    process: libc::pid_t,
+    local: *const iovec,
+    locals: c_ulong,
+    remote: *const iovec,
+    remotes: c_ulong,
+    flags: c_ulong,
+) -> ssize_t {
+    // SAFETY: as above.
+    unsafe {
+        let real = mem::transmute::<*mut (), Copy>(WRITE_OTHER.address());
+        let parts = (elements(local, locals), elements(remote, remotes));
+        let buffer = AllRead(local, locals as usize);
+        between(process, buffer, parts.0, parts.1, true, || {
+            real(process, local, locals, remote, remotes, flags)
+        })
+    }
 }
 
 /// The C library's `syscall`.
@@ -429,7 +545,10 @@ mod tests {
 
     #[test]
     fn every_name_is_one_of_the_c_library() {
-        for name in NAMES.iter().chain(&["syscall"]) {
+        for name in NAMES
+            .iter()
+            .chain(&["process_vm_readv", "process_vm_writev", "syscall"])
+        {
             let name = std::ffi::CString::new(*name).expect("a name");
             // SAFETY: a C string.
             let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };

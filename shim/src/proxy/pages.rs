@@ -14,6 +14,7 @@
 
 mod guard;
 mod region;
+pub mod remote;
 mod stack;
 mod timer;
 
@@ -199,6 +200,7 @@ pub fn add(start: u64, len: u64) {
         stack::prepare();
         timer::start();
         guard::start(admit);
+        remote::start(touch);
         waited::add(|session, _| observe(session));
         PROCESS.store(std::process::id(), Ordering::Relaxed);
         ANY.store(true, Ordering::SeqCst);
@@ -345,7 +347,9 @@ pub fn touch_bytes(bytes: &[u8]) {
 
 /// In a forked child: its parent's managed memory is not there.
 pub fn leave() {
+    ANY.store(false, Ordering::SeqCst);
     guard::leave();
+    remote::leave();
 }
 
 /// Makes a piece accessible. Returns whether the access is to be repeated.

@@ -110,6 +110,11 @@ fn children_come_and_go_beside_managed_memory() {
 }
 
 #[test]
+fn another_process_copies_managed_memory() {
+    mode("remote");
+}
+
+#[test]
 fn managed_memory_is_copied_and_captured() {
     mode("copies");
 }

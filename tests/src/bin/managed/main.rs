@@ -11,6 +11,7 @@ mod forks;
 mod kernels;
 mod many;
 mod params;
+mod remote;
 mod sides;
 mod signals;
 mod turns;
@@ -44,13 +45,14 @@ pub type Outcome<T = ()> = Result<T, String>;
 
 type Mode = fn(&Setup, &mut Random, Instant) -> Outcome;
 
-const MODES: [(&str, Mode); 9] = [
+const MODES: [(&str, Mode); 10] = [
     ("turns", turns::turns),
     ("sides", sides::sides),
     ("threads", turns::threads),
     ("calls", calls::calls),
     ("signals", signals::signals),
     ("fork", forks::forks),
+    ("remote", remote::remote),
     ("copies", copies::copies),
     ("params", params::params),
     ("many", many::many),
