@@ -584,6 +584,7 @@ impl State {
     fn give(&mut self, session: &Session, which: fn(Home) -> bool) -> Status {
         let mut parts = Vec::new();
         let mut given: Vec<(u64, Range<usize>)> = Vec::new();
+        let mut denied = true;
         for region in self.regions.values().filter(|region| region.attended) {
             let runs = region.runs();
             let mut runs = runs
@@ -598,16 +599,21 @@ impl State {
                     span.end = run.end;
                     all.push((run, home));
                 }
-                if !guard::deny(region.addresses(&span)) {
-                    return Err(CUDA_ERROR_OUT_OF_MEMORY);
-                }
+                denied &= guard::deny(region.addresses(&span));
                 for (run, home) in all {
                     collect(region, run, home, &mut parts);
                 }
                 given.push((region.start, span));
             }
         }
-        self.copy(session, &parts, Direction::ToDevice)?;
+        let copied = match denied {
+            true => self.copy(session, &parts, Direction::ToDevice),
+            false => Err(CUDA_ERROR_OUT_OF_MEMORY),
+        };
+        if copied.is_err() {
+            self.take_back(given);
+            return copied;
+        }
         let mut provisional = 0;
         for (start, span) in given {
             let Some(region) = self.regions.get_mut(&start) else {
@@ -627,6 +633,22 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    /// Makes pieces accessible again that were not given to the device.
+    fn take_back(&mut self, given: Vec<(u64, Range<usize>)>) {
+        for (start, span) in given {
+            let Some(region) = self.regions.get(&start) else {
+                continue;
+            };
+            for piece in span {
+                let home = region.home(piece);
+                if home.permits(false) {
+                    let place = region.addresses(&(piece..piece + 1));
+                    guard::allow(place, false, home.permits(true));
+                }
+            }
+        }
     }
 
     /// Makes a piece accessible without its content, which is lost. Returns whether the kernel did.
