@@ -59,6 +59,8 @@ pub const DISABLE: &str = "MPSSHIM_DISABLE";
 pub const REQUIRED: &str = "MPSSHIM_REQUIRED";
 /// Threads that help a program copy.
 pub const COPY_THREADS: &str = "MPSSHIM_COPY_THREADS";
+/// How programs learn that their host code uses managed memory.
+pub const MANAGED_FAULTS: &str = "MPSSHIM_MANAGED_FAULTS";
 /// The server's executable.
 pub const SERVER: &str = "MPSSHIM_SERVER";
 /// The shim.
@@ -153,6 +155,16 @@ pub const TABLE: &[Setting] = &[
         default: "a quarter of the processors that the program may use, at most 3",
         meaning: "Helper threads for copies of 512 KiB and more of pageable memory, in a program in proxy mode: 0 to 15. \
                   They start with the first such copy. Read by the program.",
+    },
+    Setting {
+        name: MANAGED_FAULTS,
+        key: None,
+        default: "auto",
+        meaning: "How a program in proxy mode learns that its host code uses managed memory that is on the device. \
+                  userfaultfd: the access waits in the kernel, also in any system call; needs Linux 6.4 and access to \
+                  /dev/userfaultfd, root, or the sysctl vm.unprivileged_userfaultfd. signal: by SIGSEGV, which the library \
+                  handles; system calls work through the C library's functions. auto: userfaultfd where the kernel allows \
+                  it. Read by the program.",
     },
     Setting {
         name: SERVER,

@@ -10,6 +10,7 @@ pub mod mappings;
 pub mod next;
 pub mod procaddr;
 #[cfg_attr(test, allow(dead_code, reason = "unit tests have the C library's own"))]
+pub mod requests;
 pub mod signals;
 pub mod symbols;
 #[cfg_attr(test, allow(dead_code, reason = "unit tests have the C library's own"))]

@@ -22,6 +22,7 @@ use crate::loader::genuine::{self, Driver, Error};
 use crate::loader::procaddr;
 use crate::loader::symbols::{self, COUNT, SYMBOLS, Target};
 use crate::proxy::calls::{SERVED, entries};
+use crate::proxy::pages;
 use crate::refusal::refuse;
 use crate::{connect, daemon, direct, log, settings};
 
@@ -363,7 +364,7 @@ extern "C" fn not_initialized() -> CUresult {
 fn register_fork_handler() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler only writes atomics.
+        // SAFETY: the handler writes atomics and closes descriptors.
         let status = unsafe { libc::pthread_atfork(None, None, Some(after_fork_in_child)) };
         if status != 0 {
             tracing::warn!(status, "no fork handler: a forked child must not use CUDA");
@@ -374,6 +375,7 @@ fn register_fork_handler() {
 /// Runs in a forked child before all other code. The session is the parent's, and locks held by other threads stay
 /// locked: no handler may run any more.
 unsafe extern "C" fn after_fork_in_child() {
+    pages::leave();
     if current() == Mode::Direct {
         // The genuine driver refuses the calls of a forked child.
         direct::leave();

@@ -132,6 +132,34 @@ pub fn copy_threads() -> Option<usize> {
     threads
 }
 
+/// How the program learns that the host uses managed memory that is on the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ManagedFaults {
+    /// By userfaultfd if the kernel allows it.
+    Auto,
+    Userfaultfd,
+    Signal,
+}
+
+/// `MPSSHIM_MANAGED_FAULTS`.
+pub fn managed_faults() -> ManagedFaults {
+    let Some(value) = read("MPSSHIM_MANAGED_FAULTS") else {
+        return ManagedFaults::Auto;
+    };
+    match value.to_str().map(str::trim) {
+        Some("auto") => ManagedFaults::Auto,
+        Some("userfaultfd") => ManagedFaults::Userfaultfd,
+        Some("signal") => ManagedFaults::Signal,
+        _ => {
+            tracing::warn!(
+                ?value,
+                "MPSSHIM_MANAGED_FAULTS is not auto, userfaultfd or signal"
+            );
+            ManagedFaults::Auto
+        }
+    }
+}
+
 /// Whether launches return when their kernels have ended, `CUDA_LAUNCH_BLOCKING`: a number other than 0.
 pub fn launch_blocking() -> bool {
     read("CUDA_LAUNCH_BLOCKING")

@@ -30,16 +30,22 @@ impl Symbol {
         known
     }
 
-    #[cold]
-    fn find(&self) -> *mut () {
+    /// Looks it up ahead. It may be missing.
+    pub fn look_up(&self) -> *mut () {
         // SAFETY: a C string; RTLD_NEXT is meant for this use.
         let found: *mut () = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) }.cast();
+        // Threads that come here together find the same address.
+        self.found.store(found, Ordering::Relaxed);
+        found
+    }
+
+    #[cold]
+    fn find(&self) -> *mut () {
+        let found = self.look_up();
         if found.is_null() {
             // SAFETY: ends the process.
             unsafe { libc::abort() };
         }
-        // Threads that come here together find the same address.
-        self.found.store(found, Ordering::Relaxed);
         found
     }
 }

@@ -26,11 +26,11 @@ fn failed_to_store(got: ssize_t) -> bool {
 }
 
 /// Times that managed memory may be taken away while the kernel uses it.
-const TRIES: usize = 1000;
+pub(super) const TRIES: usize = 1000;
 
-/// A buffer of a call: what the kernel does with it.
-#[derive(Clone, Copy)]
-enum Buffer {
+/// A buffer of a call and its use by the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Buffer {
     /// Stores there.
     Stored(*const c_void, size_t),
     /// Reads it.
@@ -45,7 +45,7 @@ enum Buffer {
 impl Buffer {
     /// Fetches managed memory. Returns whether there is any.
     #[cold]
-    fn fetch(self) -> bool {
+    pub(super) fn fetch(self) -> bool {
         let one = |at: *const c_void, len: size_t, write| {
             let (at, len) = (at.addr() as u64, len as u64);
             pages::touch(at, len, write);

@@ -2,8 +2,8 @@
 //!
 //! A region is device memory at addresses where this process maps pages of its own. Which of the two is valid is known
 //! piece by piece ([`region::Home`]). Before work that may touch managed memory is given to the device, what the host has
-//! changed is copied there and all pages are protected. The first access of the host to a piece then faults, and the
-//! handler fetches it ([`fault`]). Copies go through the express ring, so that they wait for nothing.
+//! changed is copied there and all pages are guarded ([`guard`]). The first access of the host to a piece then faults, and
+//! the handler fetches it ([`fault`], [`admit`]). Copies go through the express ring, so that they wait for nothing.
 //!
 //! While the device works, what the host reads is a copy of that moment ([`region::Home::Copy`]), which is dropped when the
 //! host sees that work has ended, and after a while in any case. What the host writes meanwhile is compared with what was
@@ -13,7 +13,9 @@
 //! lock under which other code of this library touches memory of the program.
 
 mod counts;
+mod guard;
 mod region;
+pub mod remote;
 mod stack;
 mod timer;
 
@@ -44,7 +46,7 @@ use crate::proxy::waited;
 use crate::store_hold;
 
 /// There is or was a region.
-static ANY: AtomicBool = AtomicBool::new(false);
+pub static ANY: AtomicBool = AtomicBool::new(false);
 /// The process that made the first one: not a child.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// Regions of which something is not on the device.
@@ -288,6 +290,8 @@ pub fn add(start: u64, len: u64) {
     HOOK.call_once(|| {
         stack::prepare();
         timer::start();
+        guard::start(admit);
+        remote::start(touch);
         waited::add(|session, _| observe(session));
         PROCESS.store(std::process::id(), Ordering::Relaxed);
         ANY.store(true, Ordering::SeqCst);
@@ -298,7 +302,25 @@ pub fn add(start: u64, len: u64) {
     let mut region = Region::new(start, len, LAUNCHES.load(Ordering::SeqCst));
     // All of it is nowhere: the next launch has to see it.
     attend(&mut region);
+    furnish_early(&mut region);
     state.regions.insert(start, region);
+}
+
+/// Allocates the host's pages of a small region before they are used, if that lets system calls find them.
+fn furnish_early(region: &mut Region) {
+    const MOST: u64 = 64 << 20;
+    if !guard::covers_the_kernel() || region.len > MOST {
+        return;
+    }
+    let Ok(session) = session() else {
+        return;
+    };
+    for chunk in 0..region.chunks.len() {
+        if let Err(status) = State::furnish(region, session, chunk) {
+            tracing::debug!(%status, "no host memory yet for managed memory");
+            return;
+        }
+    }
 }
 
 /// Makes the stream of the copies, if there is none. A request must follow, so that the server knows it.
@@ -330,6 +352,7 @@ pub fn remove(session: &Session, start: u64) -> bool {
             ATTENDED.fetch_sub(1, Ordering::SeqCst);
         }
         clear(region.start, region.len);
+        guard::wake((region.start, region.len));
         region
     };
     for chunk in region.chunks.iter().copied().flatten() {
@@ -349,7 +372,7 @@ pub fn renew(start: u64) {
     };
     PROVISIONAL.fetch_sub(region.provisional() as u32, Ordering::SeqCst);
     attend(region);
-    protect((region.start, region.len), libc::PROT_NONE);
+    guard::deny((region.start, region.len));
     region.twins.clear();
     region.set(0..region.pieces(), Home::Nowhere);
     region.born = LAUNCHES.load(Ordering::SeqCst);
@@ -426,6 +449,13 @@ pub fn own(bytes: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
+/// In a forked child: its parent's managed memory is not there.
+pub fn leave() {
+    ANY.store(false, Ordering::SeqCst);
+    guard::leave();
+    remote::leave();
+}
+
 /// Makes a piece accessible. Returns whether the access is to be repeated.
 fn admit(address: u64, write: bool) -> bool {
     let _counted = counts::Fault::begin();
@@ -436,6 +466,7 @@ fn admit(address: u64, write: bool) -> bool {
     };
     let piece = region.piece_of(address);
     if region.home(piece).permits(write) {
+        guard::allow_again(address, region.home(piece).permits(true));
         return !seems_stuck(address);
     }
     let Ok(session) = session() else {
@@ -496,12 +527,6 @@ fn attend(region: &mut Region) {
 fn is_in_use(region: &Region) -> bool {
     LAUNCHES.load(Ordering::SeqCst) != region.born
         && (LAUNCHING.load(Ordering::SeqCst) != 0 || stream::any_busy())
-}
-
-/// Sets the protection of pages. Returns whether the kernel did.
-fn protect((start, len): (u64, u64), protection: c_int) -> bool {
-    // SAFETY: pages of a region, which nothing else maps.
-    unsafe { libc::mprotect(start as *mut c_void, len as usize, protection) == 0 }
 }
 
 /// Maps nothing at these addresses, which stay reserved.
@@ -589,7 +614,8 @@ impl State {
         let (start, len) = region.chunk(chunk);
         let device = memory::server_device_of(start).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let host = memory::host_alloc_of_pages(session, device, len)?;
-        if !map_again(host, start, len) {
+        if !map_again(host, start, len) || !guard::attach(host, (start, len)) {
+            clear(start, len);
             let _ = memory::host_give_back(session, host);
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
@@ -630,17 +656,15 @@ impl State {
             let now = unsafe { std::slice::from_raw_parts(host as *const u8, len as usize) };
             region.twins.insert(piece, now.into());
         }
-        let protection = match next.permits(true) {
-            true => libc::PROT_READ | libc::PROT_WRITE,
-            false => libc::PROT_READ,
-        };
         let place = region.addresses(&pieces);
-        if !protect(place, protection) {
+        if !guard::allow(place, home.permits(false), next.permits(true)) {
             region.twins.remove(&piece);
+            if guard::covers_the_kernel() {
+                return Err(CUDA_ERROR_OUT_OF_MEMORY);
+            }
             // The process has too many mappings: with all pages protected it has few.
             return self.give_all(session);
         }
-        populate(place, next.permits(true));
         let (was, count) = (home.is_provisional(), pieces.len() as u32);
         region.set(pieces, next);
         match (was, next.is_provisional()) {
@@ -665,6 +689,7 @@ impl State {
     fn give(&mut self, session: &Session, which: fn(Home) -> bool) -> Status {
         let mut parts = Vec::new();
         let mut given: Vec<(u64, ops::Range<usize>)> = Vec::new();
+        let mut denied = true;
         for region in self.regions.values().filter(|region| region.attended) {
             let runs = region.runs();
             let mut runs = runs
@@ -679,16 +704,21 @@ impl State {
                     span.end = run.end;
                     all.push((run, home));
                 }
-                if !protect(region.addresses(&span), libc::PROT_NONE) {
-                    return Err(CUDA_ERROR_OUT_OF_MEMORY);
-                }
+                denied &= guard::deny(region.addresses(&span));
                 for (run, home) in all {
                     collect(region, run, home, &mut parts);
                 }
                 given.push((region.start, span));
             }
         }
-        self.copy(session, &parts, Direction::ToDevice)?;
+        let copied = match denied {
+            true => self.copy(session, &parts, Direction::ToDevice),
+            false => Err(CUDA_ERROR_OUT_OF_MEMORY),
+        };
+        if copied.is_err() {
+            self.take_back(given);
+            return copied;
+        }
         let mut provisional = 0;
         for (start, span) in given {
             let Some(region) = self.regions.get_mut(&start) else {
@@ -741,6 +771,7 @@ impl State {
                 tracing::error!(?range, "managed memory cannot be mapped");
                 return Err(CUDA_ERROR_OUT_OF_MEMORY);
             }
+            guard::wake((start, len));
             let Some(region) = self.regions.get_mut(&start) else {
                 continue;
             };
@@ -755,6 +786,22 @@ impl State {
         Ok(unused)
     }
 
+    /// Makes pieces accessible again that were not given to the device.
+    fn take_back(&mut self, given: Vec<(u64, ops::Range<usize>)>) {
+        for (start, span) in given {
+            let Some(region) = self.regions.get(&start) else {
+                continue;
+            };
+            for piece in span {
+                let home = region.home(piece);
+                if home.permits(false) {
+                    let place = region.addresses(&(piece..piece + 1));
+                    guard::allow(place, false, home.permits(true));
+                }
+            }
+        }
+    }
+
     /// Makes a piece accessible without its content, which is lost. Returns whether the kernel did.
     fn abandon(&mut self, address: u64) -> bool {
         let Some(region) = self.region(address) else {
@@ -762,8 +809,9 @@ impl State {
         };
         let piece = region.piece_of(address);
         let (start, len) = region.addresses(&(piece..piece + 1));
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        if region.host(start).is_none() {
+        let has_pages = region.host(start).is_some();
+        if !has_pages {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
             // SAFETY: addresses of a region without pages, in the arena that this process has reserved.
             let made =
@@ -773,11 +821,12 @@ impl State {
             }
         }
         attend(region);
+        let was_mapped = region.home(piece).permits(false);
         let was = region.home(piece).is_provisional();
         region.twins.remove(&piece);
         region.set(piece..piece + 1, Home::Host);
         PROVISIONAL.fetch_sub(was.into(), Ordering::SeqCst);
-        protect((start, len), access)
+        !has_pages || guard::allow((start, len), was_mapped, true)
     }
 }
 
@@ -833,17 +882,5 @@ fn map_file(file: &OwnedFd, start: u64, len: u64) -> bool {
         let made = libc::mmap(at, bytes, access, flags, raw, 0);
         libc::madvise(at, bytes, libc::MADV_DONTFORK);
         made != libc::MAP_FAILED
-    }
-}
-
-/// Fills in the page tables of pages that the host will use, where that takes less time than as many faults.
-fn populate((start, len): (u64, u64), write: bool) {
-    const WORTHWHILE: u64 = 128 << 10;
-    const POPULATE_READ: c_int = 22;
-    const POPULATE_WRITE: c_int = 23;
-    if len >= WORTHWHILE {
-        let advice = if write { POPULATE_WRITE } else { POPULATE_READ };
-        // SAFETY: changes no content. Older kernels refuse it.
-        unsafe { libc::madvise(start as *mut c_void, len as usize, advice) };
     }
 }

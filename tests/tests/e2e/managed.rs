@@ -4,6 +4,7 @@ use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::control_daemon::wait_until;
 use mpsshim_tests::programs::{DriverFolder, Running, client, finish, preloaded, succeed, well};
 use mpsshim_tests::scene::daemon;
+use std::process::Command;
 
 /// As on the genuine driver (580.159.04).
 const NATIVELY: &str = "bytes 4 4000 24 4
@@ -28,19 +29,55 @@ fn managed_variables_are_at_one_address_for_the_program_and_its_kernels() {
     assert_eq!(well(&again), NATIVELY);
 }
 
-/// A mode of `tests/src/bin/managed`, for a short time and with blocks that softgpu's kernels get through.
+/// A mode of `tests/src/bin/managed`, for a short time and with blocks that softgpu's kernels get through; with each way
+/// to learn of the host's accesses.
 fn mode(name: &str) {
     let place = daemon();
-    let through = preloaded(artifact("managed"), place.pipe());
-    let folder = DriverFolder::new();
-    // softgpu has no managed memory.
-    let native =
-        std::env::var_os("MPSSHIM_TEST_DRIVER").map(|_| folder.native(artifact("managed")));
-    for mut program in native.into_iter().chain([through]) {
+    let line = format!("{name}: ok\n");
+    let prepare = |program: &mut Command| {
         program.arg(name).args(["--seconds", "0.4"]);
         program.args(["--most", "60000", "--blocks", "300"]);
-        assert_eq!(succeed(&mut program), format!("{name}: ok\n"));
+    };
+    // softgpu has no managed memory.
+    if std::env::var_os("MPSSHIM_TEST_DRIVER").is_some() {
+        let folder = DriverFolder::new();
+        let mut native = folder.native(artifact("managed"));
+        prepare(&mut native);
+        assert_eq!(succeed(&mut native), line);
     }
+    for way in ["signal", "userfaultfd"] {
+        let mut program = preloaded(artifact("managed"), place.pipe());
+        prepare(&mut program);
+        program
+            .env("MPSSHIM_MANAGED_FAULTS", way)
+            .env("MPSSHIM_LOG", "mpsshim::proxy::pages=info");
+        let done = finish(&mut program);
+        assert_eq!((done.code, &done.out), (0, &line), "{way}: {}", done.err);
+        let expected = match way {
+            "signal" => "faults of managed memory come by signals",
+            _ => "faults of managed memory come by userfaultfd",
+        };
+        if way == "userfaultfd" && done.err.contains("no userfaultfd") {
+            eprintln!("no userfaultfd here: not tested");
+        } else {
+            assert_eq!(done.err.lines().count(), 1, "{}", done.err);
+            assert!(done.err.contains(expected), "{}", done.err);
+        }
+    }
+}
+
+#[test]
+fn an_unknown_way_to_learn_of_accesses_is_said_and_not_used() {
+    let place = daemon();
+    let mut program = preloaded(artifact("managed"), place.pipe());
+    program
+        .args(["turns", "--seconds", "0.1", "--most", "60000"])
+        .env("MPSSHIM_MANAGED_FAULTS", "telepathy")
+        .env("MPSSHIM_LOG", "warn");
+    let done = finish(&mut program);
+    assert_eq!((done.code, done.out.as_str()), (0, "turns: ok\n"));
+    let said = "MPSSHIM_MANAGED_FAULTS is not auto, userfaultfd or signal";
+    assert!(done.err.contains(said), "{}", done.err);
 }
 
 #[test]
@@ -110,6 +147,11 @@ fn signal_handlers_use_managed_memory() {
 #[test]
 fn children_come_and_go_beside_managed_memory() {
     mode("fork");
+}
+
+#[test]
+fn another_process_copies_managed_memory() {
+    mode("remote");
 }
 
 #[test]

@@ -128,7 +128,7 @@ fn bytes_of<T>(value: &T) -> &[u8] {
 
 type Case = fn(&mut Desk<'_>, &mut Random) -> Outcome;
 
-const CASES: [(&str, Case); 33] = [
+const CASES: [(&str, Case); 36] = [
     ("read", |desk, random| {
         let (range, file) = (random.range(LEN), desk.file()?);
         // SAFETY: the buffer is in the block.
@@ -605,6 +605,84 @@ const CASES: [(&str, Case); 33] = [
         gave("read", range.len(), got as isize)?;
         desk.was_read(&range, 0)
     }),
+    ("select and epoll_wait", |desk, _| {
+        let (from, to) = sockets()?;
+        let fd = to.as_raw_fd();
+        // SAFETY: a byte; a new descriptor, closed below.
+        let (sent, epoll) = unsafe {
+            let sent = libc::send(from.as_raw_fd(), [1u8].as_ptr().cast(), 1, 0);
+            (sent, libc::epoll_create1(0))
+        };
+        gave("send", 1, sent)?;
+        let wanted = libc::epoll_event {
+            events: libc::EPOLLIN as u32,
+            u64: 77,
+        };
+        let event = desk.put(30_000, bytes_of(&wanted))? as *mut libc::epoll_event;
+        // SAFETY: a struct in the block.
+        let status = unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, event) };
+        gave("epoll_ctl", 0, status as isize)?;
+        desk.device_adds(1)?;
+        // SAFETY: as above.
+        let got = unsafe { libc::epoll_wait(epoll, event, 1, 1000) };
+        // SAFETY: opened above.
+        unsafe { libc::close(epoll) };
+        gave("epoll_wait", 1, got as isize)?;
+        desk.model[30_000..30_012].copy_from_slice(bytes_of(&wanted));
+        let mut set = [0u8; size_of::<libc::fd_set>()];
+        set[fd as usize / 8] = 1 << (fd % 8);
+        let set = desk.put(40_000, &set)? as *mut libc::fd_set;
+        let time = desk.put(50_000, &[0; 16])? as *mut libc::timeval;
+        // SAFETY: structs in the block.
+        let got = unsafe { libc::select(fd + 1, set, null_mut(), null_mut(), time) };
+        gave("select", 1, got as isize)
+    }),
+    ("process_vm_readv and process_vm_writev", |desk, random| {
+        let range = random.range(LEN);
+        let mut other = random.bytes(range.len());
+        let local = vectors(desk.at(&range), range.len());
+        let remote = libc::iovec {
+            iov_base: other.as_mut_ptr().cast(),
+            iov_len: other.len(),
+        };
+        // SAFETY: buffers of this process of that length.
+        let got =
+            unsafe { libc::process_vm_readv(libc::getpid(), local.as_ptr(), 3, &remote, 1, 0) };
+        gave("process_vm_readv", range.len(), got)?;
+        desk.model[range.clone()].copy_from_slice(&other);
+        desk.device_adds(1)?;
+        // SAFETY: as above.
+        let got =
+            unsafe { libc::process_vm_writev(libc::getpid(), local.as_ptr(), 3, &remote, 1, 0) };
+        gave("process_vm_writev", range.len(), got)?;
+        same(
+            "what was copied",
+            desk.at(&range),
+            &desk.model[range.clone()],
+            &other,
+        )
+    }),
+    (
+        "raw system calls with vectors and messages",
+        |desk, random| {
+            let range = random.range(MESSAGE);
+            let (from, to) = sockets()?;
+            let fds = [from.as_raw_fd(), to.as_raw_fd()];
+            let parts = vectors(desk.at(&range), range.len());
+            // SAFETY: as writev.
+            let got = unsafe { libc::syscall(libc::SYS_writev, fds[0], parts.as_ptr(), 3) };
+            gave("writev", range.len(), got as isize)?;
+            desk.device_adds(1)?;
+            let (at, len, flags) = (desk.at(&range), range.len(), libc::MSG_WAITALL);
+            // SAFETY: as recvfrom.
+            let got = unsafe { libc::syscall(libc::SYS_recvfrom, fds[1], at, len, flags, 0, 0) };
+            gave("recvfrom", range.len(), got as isize)?;
+            for byte in &mut desk.model[range.clone()] {
+                *byte = byte.wrapping_sub(1);
+            }
+            Ok(())
+        },
+    ),
     ("the library of Rust", |desk, random| {
         let range = random.range(LEN);
         let file = desk.file()?;

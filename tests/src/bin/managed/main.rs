@@ -12,6 +12,7 @@ mod forks;
 mod kernels;
 mod many;
 mod params;
+mod remote;
 mod sides;
 mod signals;
 mod turns;
@@ -52,6 +53,7 @@ const MODES: [(&str, Mode); 10] = [
     ("calls", calls::calls),
     ("signals", signals::signals),
     ("fork", forks::forks),
+    ("remote", remote::remote),
     ("copies", copies::copies),
     ("params", params::params),
     ("many", many::many),
