@@ -11,6 +11,7 @@ pub mod next;
 pub mod procaddr;
 #[cfg_attr(test, allow(dead_code, reason = "unit tests have the C library's own"))]
 pub mod requests;
+#[cfg_attr(test, allow(dead_code, reason = "unit tests have the C library's own"))]
 pub mod signals;
 pub mod symbols;
 #[cfg_attr(test, allow(dead_code, reason = "unit tests have the C library's own"))]

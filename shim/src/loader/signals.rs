@@ -96,7 +96,7 @@ pub unsafe fn pass_on(signal: c_int, info: *mut siginfo_t, context: *mut c_void)
         unsafe { (&raw mut PROGRAMS).write_volatile(mem::MaybeUninit::new(empty())) };
     }
     let mut before = mem::MaybeUninit::<sigset_t>::uninit();
-    // SAFETY: the mask of the interrupted code, and what the program requested for its handler; the handler has the type
+    // SAFETY: the masks of the interrupted code and of the program's handler; the handler has the type
     // that its flags name.
     unsafe {
         let mut mask = action.sa_mask;

@@ -106,8 +106,8 @@ fn again(buffer: Buffer, mut call: impl FnMut() -> ssize_t) -> ssize_t {
     }
 }
 
-/// As [`again`]; also transfers the rest of a regular file if the call was cut short. `call` transfers what is behind the
-/// given bytes.
+/// As [`again`]; also transfers the rest of a regular file if the call was cut short. `call` transfers the bytes
+/// behind the given ones.
 #[inline]
 fn all(
     file: c_int,
@@ -309,8 +309,8 @@ interpose! {
 type Fread = unsafe extern "C-unwind" fn(*mut c_void, size_t, size_t, *mut libc::FILE) -> size_t;
 type Fwrite = unsafe extern "C-unwind" fn(*const c_void, size_t, size_t, *mut libc::FILE) -> size_t;
 
-/// Transfers `wanted` bytes of a stream with `real`, which is given how many are done, and again what a hold cut short or
-/// managed memory that was taken away. Returns how many were transferred.
+/// Transfers `wanted` bytes of a stream with `real`, which is given how many are done; repeats parts that a hold cut short,
+/// or that were in managed memory which was taken away. Returns how many were transferred.
 fn whole(
     file: *mut libc::FILE,
     buffer: Buffer,

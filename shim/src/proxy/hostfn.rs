@@ -128,7 +128,7 @@ fn run(session: &Session, slot: u32, queue: &Queue) {
         let arrived = wait::wait(session, slot + ARRIVED, value, Policy::HostFunction);
         pages::observe(session);
         work.run(arrived.err().unwrap_or(CUDA_SUCCESS));
-        // What comes next in the stream sees what it has written.
+        // The next work of the stream sees its changes.
         pages::observe(session);
         session.host_function_returned(slot, value);
         state = queue.state.lock();

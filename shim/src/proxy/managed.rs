@@ -220,7 +220,7 @@ pub fn advise(address: u64, len: u64, advice: u32, location: CUmemLocation) -> S
     }
 }
 
-/// `cuMemPrefetchAsync`: to a device, what the host has changed goes there now; to the host, pages are fetched when they
+/// `cuMemPrefetchAsync`: to a device, memory moves when kernels use it; to the host, pages are fetched when they
 /// are first used, in large parts.
 pub fn prefetch(address: u64, len: u64, location: CUmemLocation) -> Status {
     let there = place(location, CUDA_ERROR_INVALID_DEVICE)?;

@@ -1,13 +1,13 @@
 //! Managed memory that lives on the device while the device uses it.
 //!
 //! A region is device memory at addresses where this process maps pages of its own. Which of the two is valid is known
-//! piece by piece ([`region::Home`]). Before work that may touch managed memory is given to the device, what the host has
-//! changed is copied there and all pages are guarded ([`guard`]). The first access of the host to a piece then faults, and
-//! the handler fetches it ([`fault`], [`admit`]). Copies go through the express ring, so that they wait for nothing.
+//! piece by piece ([`region::Home`]). Before work that may touch managed memory is given to the device, the host's changes
+//! are copied there and all pages are protected. The first access of the host to a piece then faults, and the handler
+//! fetches it ([`fault`]). Copies go through the express ring, so that they wait for nothing.
 //!
-//! While the device works, what the host reads is a copy of that moment ([`region::Home::Copy`]), which is dropped when the
-//! host sees that work has ended, and after a while in any case. What the host writes meanwhile is compared with what was
-//! there, and only bytes that differ go to the device.
+//! While the device works, the host reads a copy of that moment ([`region::Home::Copy`]), which is dropped when the host
+//! sees that work has ended, and after a while in any case. When the host writes meanwhile, its pages are compared with
+//! their content before, and only bytes that differ go to the device.
 //!
 //! The state is one, under one lock. A thread that holds it has all signals blocked, touches no managed memory and takes no
 //! lock under which other code of this library touches memory of the program.
@@ -177,7 +177,7 @@ pub fn before_work(session: &Session) -> Status<Option<Work>> {
     LAUNCHING.fetch_add(1, Ordering::SeqCst);
     let work = Work(());
     LAUNCHES.fetch_add(1, Ordering::SeqCst);
-    // Partner: `State::attend`. Either this thread sees that a region is attended, or the other one that work begins.
+    // Partner: `State::attend`. Either this thread sees that a region is attended, or the other one sees the beginning of work.
     if ATTENDED.load(Ordering::SeqCst) != 0 {
         give_all(session)?;
     }
@@ -363,7 +363,7 @@ pub fn remove(session: &Session, start: u64) -> bool {
     region.shared
 }
 
-/// A block gets the addresses of one that was freed, all of a region: its content is new.
+/// A block gets all addresses of a region, whose block was freed: its content is new.
 pub fn renew(start: u64) {
     let mut locked = lock();
     let region = locked.state.regions.get_mut(&start);
@@ -549,7 +549,7 @@ fn clear(start: u64, len: u64) {
 fn map_again(host: u64, start: u64, len: u64) -> bool {
     let (host, to, len) = (host as *mut c_void, start as *mut c_void, len as usize);
     // SAFETY: a length of 0 maps the same pages once more, elsewhere; the new mapping then moves to addresses that this
-    // process has reserved. Nobody can access it before.
+    // process has reserved. There is no access to it before.
     unsafe {
         let made = libc::syscall(libc::SYS_mremap, host, 0, len, libc::MREMAP_MAYMOVE, 0);
         if made == -1 {
@@ -625,7 +625,7 @@ impl State {
 
     /// Makes the piece at `address` accessible to the host.
     fn admit(&mut self, session: &Session, address: u64, write: bool) -> Status {
-        // Whoever sees meanwhile that work has ended waits for this copy, which may be older, and drops it.
+        // A thread that sees meanwhile that work has ended waits for this copy, which may be older, and drops it.
         let _counted = Counted::new();
         let region = self.region(address).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         attend(region);
@@ -680,7 +680,7 @@ impl State {
         self.give(session, |_| true)
     }
 
-    /// Gives the device what the host has changed beside it, and protects what may be old.
+    /// Gives the device the changes that the host has made beside it, and protects pages that may be old.
     fn drop_provisional(&mut self, session: &Session) -> Status {
         self.give(session, Home::is_provisional)
     }
@@ -830,7 +830,7 @@ impl State {
     }
 }
 
-/// Adds what the host has changed in pieces with this home.
+/// Adds the host's changes in pieces with this home.
 fn collect(region: &Region, run: ops::Range<usize>, home: Home, parts: &mut Vec<Part>) {
     match home {
         Home::Host => {

@@ -68,7 +68,7 @@ mod tests {
     use mpsshim_api::cuda::*;
     use mpsshim_proto::message::{ATTRIBUTES_MAX, Op};
 
-    /// What is asked, its kind or flags, and the driver's function.
+    /// The question, its kind or flags, and the driver's function.
     const QUESTIONS: [(Op, u32, &str); 4] = [
         (
             Op::Occupancy,

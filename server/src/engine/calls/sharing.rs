@@ -442,7 +442,7 @@ mod tests {
     const UNIT: u64 = 2 << 20;
     const FILE: u32 = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-    /// Memory that another session of this user shares, its handle, and what that session holds.
+    /// Memory that another session of this user shares, its handle, and that session's holdings.
     fn of_another(test: &Fixture, uid: u32) -> (IpcOpen, Arc<Grant>, Sharing) {
         let device = test.shared.gpu.device(0).expect("a device");
         let grant = device.grant(&test.shared.gpu.driver, &Account::default(), (UNIT, false));

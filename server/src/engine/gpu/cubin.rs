@@ -452,7 +452,7 @@ impl Calls {
         }
     }
 
-    /// What clients are told of a kernel, `FUNCTION_*`.
+    /// A kernel's flags for clients, `FUNCTION_*`.
     pub fn flags(&self, kernel: &[u8]) -> u32 {
         let system_scope = self.system_scope.has(kernel);
         let flag = |is: bool, flag: u32| if is { flag } else { 0 };

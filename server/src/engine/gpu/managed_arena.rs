@@ -95,7 +95,7 @@ impl ManagedArena {
         self.unreserve(driver, start, room(len)?)
     }
 
-    /// Takes back addresses that were vacated and where this process has unmapped what it had mapped.
+    /// Takes back addresses that were vacated and where this process has nothing mapped any more.
     pub fn give_back_vacated(&self, start: u64, len: u64) {
         let Ok(all) = room(len) else {
             return;

@@ -193,7 +193,7 @@ fn in_file(file: &ElfFile64<'_, Endianness>, mut budget: Budget) -> Option<Vec<u
     Some(found.map(|(name, _)| hash_of(name)).collect())
 }
 
-/// Finds what refers to functions: relocations of code, and of data other than what debuggers read.
+/// Finds the references to functions: relocations of code, and of data that is not for debuggers.
 fn find_callers(
     file: &ElfFile64<'_, Endianness>,
     parts: &mut HashMap<SectionIndex, Part>,
@@ -260,7 +260,7 @@ fn is_system_scope(word: u128, is_80: bool) -> bool {
     /// system), orders in the upper (constant, weak, strong, `mmio`); weak accesses have the scope of the system.
     const STRONG_SYSTEM_70: u16 = 11;
     let field = |at: u32| (word >> at) as u16 & 0xf;
-    // The opcode without the bits that say what kind the operands are of.
+    // The opcode without the bits for the kinds of the operands.
     match word as u16 & 0x1ff {
         // MEMBAR, of which the scope is a block (0, 6), a multiprocessor (1), a device (2), or `VC` (5), which code for
         // debuggers has before it ends.
@@ -507,7 +507,7 @@ mod tests {
 
     /// An instruction with this opcode and order.
     fn word(opcode: u16, at: u32, field: u16) -> u128 {
-        // Operands, a predicate, and what the scheduler needs, as in any instruction.
+        // Operands, a predicate, and fields for the scheduler, as in any instruction.
         let others = 0x000f_e200_0000_0000_0000_0010_0402_7000;
         u128::from(opcode) | others | u128::from(field) << at
     }

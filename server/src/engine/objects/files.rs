@@ -24,7 +24,7 @@ const CLIENT_MAPPINGS: std::ops::Range<u64> = 0x7000_0000_0000..0x7fe0_0000_0000
 enum Addresses {
     /// The client's own, which are free in this process.
     Clients,
-    /// The host arena's: so many bytes.
+    /// The host arena's, and the number of bytes taken from it.
     Host(u64),
     /// Those of managed memory that was device memory.
     Managed,

@@ -2,7 +2,7 @@
 //! instruction.
 //!
 //! They pass the command ring, because messages there may wait: for work in flight, or for a host function that is waiting
-//! for such a page itself. Their stream is one that no other message names.
+//! for such a page itself. No other message names their stream.
 
 use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 /// Most messages per visit.
 const BUDGET: usize = 64;
 
-/// What a visit to an express ring has done.
+/// The outcome of a visit to an express ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Served {
     /// It was empty.

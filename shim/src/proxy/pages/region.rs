@@ -23,10 +23,10 @@ pub enum Home {
     Both,
     /// In the host's pages.
     Host,
-    /// On the device, which may be changing it. The host's pages are a copy of what it was; they are protected against
+    /// On the device, which may be changing it. The host's pages are an older copy; they are protected against
     /// writing.
     Copy,
-    /// As `Copy`, and the host writes to its pages. [`Region::twins`] has what they were.
+    /// As `Copy`, and the host writes to its pages. [`Region::twins`] has their content before.
     Written,
 }
 

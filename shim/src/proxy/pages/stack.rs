@@ -12,7 +12,7 @@ const COUNT: usize = 16;
 static FIRST: AtomicU64 = AtomicU64::new(0);
 static TAKEN: [AtomicBool; COUNT] = [const { AtomicBool::new(false) }; COUNT];
 
-/// What to do with a fault: address, whether it is a store; whether the access is to be repeated.
+/// The handler of a fault: address, whether it is a store; returns whether the access is to be repeated.
 type Handle = fn(u64, bool) -> bool;
 
 struct Call {

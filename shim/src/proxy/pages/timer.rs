@@ -13,7 +13,7 @@ use crate::thread;
 /// piece that is still used has to be fetched again.
 const LEAST: Duration = Duration::from_millis(1);
 const MOST: Duration = Duration::from_millis(64);
-/// How often the thread looks, if nobody wakes it.
+/// How often the thread looks, if it is not woken.
 const LOOK: Duration = Duration::from_secs(3600);
 
 /// Starts the thread. To be called once, and not in the handler of a fault.

@@ -46,7 +46,7 @@ pub type Outcome<T = ()> = Result<T, String>;
 
 type Mode = fn(&Setup, &mut Random, Instant) -> Outcome;
 
-const MODES: [(&str, Mode); 10] = [
+const MODES: [(&str, Mode); 11] = [
     ("turns", turns::turns),
     ("sides", sides::sides),
     ("threads", turns::threads),
