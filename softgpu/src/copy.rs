@@ -1,6 +1,7 @@
 //! Copies and fills.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use mpsshim_api::cuda::*;
 
@@ -33,6 +34,12 @@ fn move_bytes(to: u64, from: u64, bytes: usize) {
     // driver API's contract, the caller's memory for as long as the copy runs. `copy` allows overlap.
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) }
 }
+
+/// By how much asynchronous copies of pageable memory to a device begin late: as `SOFTGPU_LATE_COPIES` says.
+static LATE: LazyLock<Duration> = LazyLock::new(|| {
+    let micros = std::env::var("SOFTGPU_LATE_COPIES").ok();
+    Duration::from_micros(micros.and_then(|text| text.parse().ok()).unwrap_or(0))
+});
 
 fn copy(place: R<Place>, to: u64, from: u64, bytes: usize, sides: Sides, wait: bool) -> R<()> {
     let (context, stream) = place?;
@@ -93,6 +100,9 @@ fn copy(place: R<Place>, to: u64, from: u64, bytes: usize, sides: Sides, wait: b
         let from = if kept.is_empty() {
             from
         } else {
+            if !LATE.is_zero() {
+                std::thread::sleep(*LATE);
+            }
             kept.as_ptr() as u64
         };
         move_bytes(to, from, bytes);

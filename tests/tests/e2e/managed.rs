@@ -3,7 +3,7 @@
 use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::control_daemon::wait_until;
 use mpsshim_tests::programs::{DriverFolder, Running, client, finish, preloaded, succeed, well};
-use mpsshim_tests::scene::daemon;
+use mpsshim_tests::scene::{daemon, daemon_with};
 use std::process::Command;
 
 /// As on the genuine driver (580.159.04).
@@ -157,6 +157,17 @@ fn another_process_copies_managed_memory() {
 #[test]
 fn managed_memory_is_copied_and_captured() {
     mode("copies");
+}
+
+/// `cuMemcpyHtoD` may return when the bytes are staged: the program must not rely on more.
+#[test]
+fn copies_of_pageable_memory_may_arrive_late() {
+    let place = daemon_with(&[("SOFTGPU_LATE_COPIES", "2000")]);
+    let mut program = preloaded(artifact("managed"), place.pipe());
+    // Blocks that the shim copies in messages, which is pageable memory for the driver.
+    program.args(["copies", "--seconds", "1", "--most", "3000"]);
+    let done = finish(&mut program);
+    assert_eq!((done.code, done.out.as_str()), (0, "copies: ok\n"));
 }
 
 #[test]

@@ -46,7 +46,11 @@ impl Buffer {
             Kind::Pageable => Box::leak(vec![0u8; len].into_boxed_slice()).as_mut_ptr() as u64,
         };
         match kind {
-            Kind::Device => must!(cuMemcpyHtoD_v2, at, model.as_ptr(), len),
+            Kind::Device => {
+                must!(cuMemcpyHtoD_v2, at, model.as_ptr(), len);
+                // A copy of pageable memory may return before its end, and other streams do not wait for it.
+                must!(cuCtxSynchronize);
+            }
             _ => host(at, len).copy_from_slice(&model),
         }
         Ok(Buffer { kind, at, model })
