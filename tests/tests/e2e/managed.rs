@@ -1,10 +1,12 @@
 //! Managed memory and variables: one address for the program and its kernels.
 
 use mpsshim_tests::artifacts::artifact;
-use mpsshim_tests::control_daemon::wait_until;
+use mpsshim_tests::control_daemon::{Place, wait_until};
 use mpsshim_tests::programs::{DriverFolder, Running, client, finish, preloaded, succeed, well};
 use mpsshim_tests::scene::{daemon, daemon_with};
+use mpsshim_tests::survivors::{clients, kill_server, server};
 use std::process::Command;
+use std::time::Duration;
 
 /// As on the genuine driver (580.159.04).
 const NATIVELY: &str = "bytes 4 4000 24 4
@@ -119,6 +121,62 @@ fn faults_and_copies_are_counted() {
     let rate = look["clients"][0]["managed_bytes_per_second"].as_f64();
     assert!(rate > Some(0.0), "{look}");
     run.kill();
+}
+
+/// `turns` for some seconds, with one way to learn of the host's accesses.
+fn turns(place: &Place, way: &str, seconds: &str) -> Running {
+    let mut program = preloaded(artifact("managed"), place.pipe());
+    program.args(["turns", "--seconds", seconds, "--most", "60000"]);
+    program.env("MPSSHIM_MANAGED_FAULTS", way);
+    Running::start(&mut program)
+}
+
+const WITHIN: Duration = Duration::from_secs(60);
+
+#[test]
+fn blocks_that_move_go_on_in_the_next_server() {
+    let place = daemon();
+    for way in ["signal", "userfaultfd"] {
+        let run = turns(&place, way, "3");
+        wait_until("the program has connected", || !clients(&place).is_empty());
+        for _ in 0..3 {
+            let before = server(&place).expect("a server").to_string();
+            let done = place.control(&["restart_server", &before]);
+            assert_eq!(done.code, 0, "{way}: {}", done.out);
+        }
+        let done = run.finish(WITHIN);
+        assert_eq!((done.code, done.out.as_str()), (0, "turns: ok\n"), "{way}");
+    }
+}
+
+#[test]
+fn a_program_with_blocks_that_move_ends_with_an_error_or_goes_on_when_its_server_is_killed() {
+    for way in ["signal", "userfaultfd", "signal", "userfaultfd"] {
+        let place = daemon();
+        let run = turns(&place, way, "3");
+        wait_until("the program has connected", || !clients(&place).is_empty());
+        kill_server(&place);
+        let done = run.finish(WITHIN);
+        // With work in flight it is lost, at rest it goes on. No signal ends it.
+        let went_on = (done.code, done.out.as_str()) == (0, "turns: ok\n");
+        assert!(went_on || done.code == 1, "{way}: {}{}", done.out, done.err);
+    }
+}
+
+#[test]
+fn a_program_killed_while_blocks_move_harms_no_other() {
+    let place = daemon();
+    for way in ["signal", "userfaultfd"] {
+        let other = turns(&place, way, "2");
+        for _ in 0..4 {
+            let run = turns(&place, way, "60");
+            wait_until("both have connected", || clients(&place).len() == 2);
+            run.kill();
+            wait_until("one is left", || clients(&place).len() < 2);
+        }
+        let done = other.finish(WITHIN);
+        assert_eq!((done.code, done.out.as_str()), (0, "turns: ok\n"), "{way}");
+    }
 }
 
 #[test]

@@ -161,7 +161,11 @@ impl Session {
         }
         let drained = self.is_drained(&shared.gpu);
         if owes || !drained {
-            return Visit::Full;
+            // A host function that the work waits for may be waiting for a page of managed memory.
+            return match self.serve_express(shared) {
+                Ok(_) => Visit::Full,
+                Err(why) => Visit::Ended(Some(why)),
+            };
         }
         for stream in self.objects.streams.iter_mut() {
             stream.settle_progress();
