@@ -23,6 +23,7 @@ use crate::proxy::shadow;
 use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::{Ring, Session};
 use crate::proxy::wait::Policy;
+use crate::proxy::waited::{self, Seen};
 
 /// Every event of the process.
 pub static EVENTS: Table<Event> = Table::new(Kind::Event);
@@ -321,6 +322,13 @@ fn outstanding(session: &Session, event: EventRef) -> Status<Option<Record>> {
 
 /// Waits for an event.
 pub fn synchronize(session: &Session, event: EventRef) -> Status {
+    wait_until_complete(session, event)?;
+    // It may have been known to be complete.
+    waited::done(session, Seen::Wait);
+    Ok(())
+}
+
+fn wait_until_complete(session: &Session, event: EventRef) -> Status {
     if event.capture.load(Ordering::Relaxed) != 0 {
         return poll(session, event);
     }
@@ -396,6 +404,12 @@ fn poll(session: &Session, event: EventRef) -> Status {
 
 /// Whether an event's last record is complete: `CUDA_ERROR_NOT_READY` when not.
 pub fn query(session: &Session, event: EventRef) -> Status {
+    check_complete(session, event)?;
+    waited::done(session, Seen::Query);
+    Ok(())
+}
+
+fn check_complete(session: &Session, event: EventRef) -> Status {
     if event.is_elsewhere() {
         if event.capture.load(Ordering::Relaxed) == 0 {
             capture::forbid(session)?;

@@ -634,7 +634,8 @@ impl State {
         Self::furnish(region, session, region.chunk_of(piece))?;
         let mut pieces = region.wanted(piece);
         let home = region.home(piece);
-        if in_use && write {
+        if write && (in_use || home.is_provisional()) {
+            // Each piece that is written beside the device has a twin of its own.
             pieces.end = piece + 1;
         }
         if home == Home::Device {

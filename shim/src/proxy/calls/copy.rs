@@ -74,6 +74,22 @@ pub enum When {
 pub fn transfer(
     stream: u64,
     per_thread: bool,
+    to: (u64, Said),
+    from: (u64, Said),
+    len: usize,
+    when: When,
+) -> Status {
+    copy_range(stream, per_thread, to, from, len, when)?;
+    if when == When::Sync {
+        // The program may have waited for earlier work of the stream.
+        pages::observe(session()?);
+    }
+    Ok(())
+}
+
+fn copy_range(
+    stream: u64,
+    per_thread: bool,
     (to, to_said): (u64, Said),
     (from, from_said): (u64, Said),
     len: usize,

@@ -230,6 +230,15 @@ fn reached(
 
 /// Copies a box in the order of a stream.
 fn transfer(session: &Session, stream: StreamRef, copy: Boxed, when: When) -> Status {
+    copy_box(session, stream, copy, when)?;
+    if when == When::Sync {
+        // The program may have waited for earlier work of the stream.
+        pages::observe(session);
+    }
+    Ok(())
+}
+
+fn copy_box(session: &Session, stream: StreamRef, copy: Boxed, when: When) -> Status {
     let Boxed { to, from, size } = copy;
     let message = |to: BoxSide, from: BoxSide, size: Extent| CopyBox {
         to,
