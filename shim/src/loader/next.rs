@@ -49,3 +49,30 @@ impl Symbol {
         found
     }
 }
+
+/// Makes a module `found` with a [`Symbol`] for each function, and `ALL` of them.
+macro_rules! symbols {
+    ($($name:ident)*) => {
+        /// The functions of the C library.
+        #[allow(non_upper_case_globals, reason = "they have the names of the functions")]
+        mod found {
+            use crate::loader::next::Symbol;
+            $(pub static $name: Symbol = Symbol::new(
+                match std::ffi::CStr::from_bytes_with_nul(
+                    concat!(stringify!($name), "\0").as_bytes(),
+                ) {
+                    Ok(name) => name,
+                    Err(_) => c"",
+                },
+            );)*
+            /// All of them.
+            pub const ALL: &[&Symbol] = &[$(&$name),*];
+        }
+
+        /// Their names.
+        #[cfg(test)]
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+    };
+}
+
+pub(crate) use symbols;

@@ -5,13 +5,14 @@
 //! were taken away meanwhile. In a program without managed memory they test a flag and pass the call on.
 
 use std::arch::naked_asm;
+use std::borrow::Cow;
 use std::ffi::{c_char, c_int, c_long, c_uint, c_ulong, c_void};
 use std::mem;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use libc::{iovec, size_t, socklen_t, ssize_t};
 
-use super::next::Symbol;
+use super::next::{Symbol, symbols};
 use super::transfers::{Buffer, TRIES};
 use crate::proxy::pages;
 
@@ -93,21 +94,7 @@ fn with<T: Answer>(buffers: &[Buffer], mut call: impl FnMut() -> T) -> T {
 /// Interposes functions: each has the C library's name and type, and a list of its buffers.
 macro_rules! interpose {
     ($($name:ident($($argument:ident: $type:ty),*) -> $answer:ty: [$($buffer:expr),*];)*) => {
-        /// The functions of the C library.
-        #[allow(non_upper_case_globals, reason = "they have the names of the functions")]
-        mod found {
-            use super::Symbol;
-            $(pub static $name: Symbol = Symbol::new(
-                match std::ffi::CStr::from_bytes_with_nul(
-                    concat!(stringify!($name), "\0").as_bytes(),
-                ) {
-                    Ok(name) => name,
-                    Err(_) => c"",
-                },
-            );)*
-            /// All of them.
-            pub const ALL: &[&Symbol] = &[$(&$name),*];
-        }
+        symbols!($($name)*);
 
         $(
             #[doc = concat!("`", stringify!($name), "`")]
@@ -127,10 +114,6 @@ macro_rules! interpose {
                 with(&[$($buffer),*], || unsafe { real($($argument),*) })
             }
         )*
-
-        /// Names of the functions that are interposed here.
-        #[cfg(test)]
-        const NAMES: &[&str] = &[$(stringify!($name)),*];
     };
 }
 
@@ -218,36 +201,45 @@ type Copy = unsafe extern "C-unwind" fn(
     c_ulong,
 ) -> ssize_t;
 
+/// An array of the program's.
+type Array = (*const iovec, c_ulong);
+
 /// Copies between this process and another one, either of which may have its buffers in managed memory. Buffers of the
 /// other one are fetched there if the call fails or ends early.
 fn between(
     process: libc::pid_t,
-    local: Buffer,
-    locals: &[iovec],
-    remotes: &[iovec],
+    local: Array,
+    remote: Array,
     write: bool,
     call: impl Fn() -> ssize_t,
 ) -> ssize_t {
     const MOST: usize = 20;
+    let buffer = match write {
+        true => AllRead(local.0, local.1 as usize),
+        false => AllStored(local.0, local.1 as usize),
+    };
+    let array = size_of::<iovec>().saturating_mul(remote.1 as usize);
+    let call = || match pages::any() {
+        true => with(&[buffer, Read(remote.0.cast(), array)], &call),
+        false => call(),
+    };
+    let got = call();
+    if got < 0 && !got.is_fault() {
+        return got;
+    }
+    let [locals, remotes] = [local, remote].map(|array| elements(array, got >= 0));
     let sum = |parts: &[iovec]| {
         parts
             .iter()
             .fold(0usize, |sum, part| sum.saturating_add(part.iov_len))
     };
-    let call = || {
-        with(
-            &[local, Read(remotes.as_ptr().cast(), size_of_val(remotes))],
-            &call,
-        )
-    };
-    let got = call();
     let managed = || {
         let parts = remotes
             .iter()
             .map(|part| (part.iov_base.addr() as u64, part.iov_len as u64));
         parts.filter(|(address, _)| pages::is_in(*address))
     };
-    let wanted = sum(locals).min(sum(remotes));
+    let wanted = sum(&locals).min(sum(&remotes));
     let is_short = |got: ssize_t| got.is_fault() || (got >= 0 && (got as usize) < wanted);
     if !is_short(got) || managed().next().is_none() {
         return got;
@@ -265,16 +257,45 @@ fn between(
     call()
 }
 
-/// The elements of an array of the program's.
-///
-/// # Safety
-/// The array is there, or absent and without elements.
-unsafe fn elements<'a>(parts: *const iovec, count: c_ulong) -> &'a [iovec] {
-    match parts.is_null() || count > 1024 {
-        true => &[],
-        // SAFETY: the caller's promise.
-        false => unsafe { std::slice::from_raw_parts(parts, count as usize) },
+/// The elements of an array; none if it is not there. `is_there`: the kernel has just read it. Otherwise it is read as the
+/// kernel reads it, since the array may be the reason for EFAULT. Leaves the error of the last call.
+fn elements<'a>((parts, count): Array, is_there: bool) -> Cow<'a, [iovec]> {
+    if parts.is_null() || count == 0 || count > 1024 {
+        return Cow::Borrowed(&[]);
     }
+    let count = count as usize;
+    if is_there {
+        // SAFETY: the array has as many elements.
+        return Cow::Borrowed(unsafe { std::slice::from_raw_parts(parts, count) });
+    }
+    let mut copy = Vec::with_capacity(count);
+    let part = |at: *mut c_void| iovec {
+        iov_base: at,
+        iov_len: count * size_of::<iovec>(),
+    };
+    let (to, from) = (
+        part(copy.as_mut_ptr() as *mut c_void),
+        part(parts as *mut c_void),
+    );
+    // SAFETY: the copy has room for the array, which the kernel reads; the elements are set if it has read all of them.
+    unsafe {
+        let error = *libc::__errno_location();
+        let own = libc::getpid();
+        let got = libc::syscall(
+            libc::SYS_process_vm_readv,
+            own,
+            &raw const to,
+            1,
+            &raw const from,
+            1,
+            0,
+        );
+        *libc::__errno_location() = error;
+        if got == to.iov_len as c_long {
+            copy.set_len(count);
+        }
+    }
+    Cow::Owned(copy)
 }
 
 static READ_OTHER: Symbol = Symbol::new(c"process_vm_readv");
@@ -296,9 +317,7 @@ pub unsafe extern "C-unwind" fn process_vm_readv(
     // SAFETY: the C library's function of this name has this type; the program's arguments.
     unsafe {
         let real = mem::transmute::<*mut (), Copy>(READ_OTHER.address());
-        let parts = (elements(local, locals), elements(remote, remotes));
-        let buffer = AllStored(local, locals as usize);
-        between(process, buffer, parts.0, parts.1, false, || {
+        between(process, (local, locals), (remote, remotes), false, || {
             real(process, local, locals, remote, remotes, flags)
         })
     }
@@ -320,9 +339,7 @@ pub unsafe extern "C-unwind" fn process_vm_writev(
     // SAFETY: as above.
     unsafe {
         let real = mem::transmute::<*mut (), Copy>(WRITE_OTHER.address());
-        let parts = (elements(local, locals), elements(remote, remotes));
-        let buffer = AllRead(local, locals as usize);
-        between(process, buffer, parts.0, parts.1, true, || {
+        between(process, (local, locals), (remote, remotes), true, || {
             real(process, local, locals, remote, remotes, flags)
         })
     }
@@ -553,6 +570,31 @@ mod tests {
             // SAFETY: a C string.
             let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
             assert!(!found.is_null(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn arrays_that_are_not_there_are_the_kernels_error() {
+        let mut word = 7u64;
+        let mut other = 0u64;
+        let part = |at: *mut u64| iovec {
+            iov_base: at.cast(),
+            iov_len: 8,
+        };
+        let (to, from) = (part(&raw mut other), part(&raw mut word));
+        let absent = std::ptr::without_provenance::<iovec>(8);
+        // SAFETY: the arrays are there, or an address where nothing is.
+        unsafe {
+            let own = libc::getpid();
+            assert_eq!(
+                process_vm_readv(own, &raw const to, 1, &raw const from, 1, 0),
+                8
+            );
+            assert_eq!(other, 7);
+            for (local, remote) in [(absent, &raw const from), (&raw const to, absent)] {
+                assert_eq!(process_vm_readv(own, local, 1, remote, 1, 0), -1);
+                assert_eq!(*libc::__errno_location(), libc::EFAULT);
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use std::ptr;
 
 use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
-use super::next::Symbol;
+use super::next::{Symbol, symbols};
 use crate::proxy::pages;
 use crate::store_hold;
 
@@ -151,21 +151,7 @@ fn is_regular(file: c_int) -> bool {
 /// Interposes functions: each has the C library's name and type, and `real` is the function of the C library.
 macro_rules! interpose {
     ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) => |$real:ident| $body:expr;)*) => {
-        /// The functions of the C library.
-        #[allow(non_upper_case_globals, reason = "they have the names of the functions")]
-        mod found {
-            use super::Symbol;
-            $(pub static $name: Symbol = Symbol::new(
-                match std::ffi::CStr::from_bytes_with_nul(
-                    concat!(stringify!($name), "\0").as_bytes(),
-                ) {
-                    Ok(name) => name,
-                    Err(_) => c"",
-                },
-            );)*
-            /// All of them.
-            pub const ALL: &[&Symbol] = &[$(&$name),*];
-        }
+        symbols!($($name)*);
 
         $(
             $(#[$doc])*
@@ -180,10 +166,6 @@ macro_rules! interpose {
                 $body
             }
         )*
-
-        /// Names of the functions that are interposed here.
-        #[cfg(test)]
-        const NAMES: &[&str] = &[$(stringify!($name)),*];
     };
 }
 

@@ -57,8 +57,11 @@ static PROVISIONAL: AtomicU32 = AtomicU32::new(0);
 static DEVICES: AtomicUsize = AtomicUsize::new(0);
 /// Calls that are about to give work to the device.
 static LAUNCHING: AtomicUsize = AtomicUsize::new(0);
-/// How many of them wait for the lock.
+/// How many of them wait for a lock.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
+/// Held while regions become host memory: launches that begin meanwhile wait for it. The lock of the state does not do, since
+/// host functions need that one, and work in flight may wait for them.
+static SHARING: Mutex<()> = Mutex::new(());
 /// A graph has a kernel for which managed memory has to be host memory.
 static GRAPHS_SHARE: AtomicBool = AtomicBool::new(false);
 /// How many calls gave work to the device.
@@ -177,7 +180,7 @@ pub fn before_work(session: &Session) -> Status<Option<Work>> {
     LAUNCHING.fetch_add(1, Ordering::SeqCst);
     let work = Work(());
     LAUNCHES.fetch_add(1, Ordering::SeqCst);
-    // Partner: `State::attend`. Either this thread sees that a region is attended, or the other one sees the beginning of work.
+    // Partner: `attend`. Either this thread sees that a region is attended, or the other one sees the beginning of work.
     if ATTENDED.load(Ordering::SeqCst) != 0 {
         give_all(session)?;
     }
@@ -188,6 +191,7 @@ pub fn before_work(session: &Session) -> Status<Option<Work>> {
 fn give_all(session: &Session) -> Status {
     store_hold::install();
     WAITING.fetch_add(1, Ordering::SeqCst);
+    drop(SHARING.lock());
     let mut locked = lock();
     WAITING.fetch_sub(1, Ordering::SeqCst);
     locked.state.give_all(session)
@@ -206,7 +210,8 @@ pub fn share(session: &Session, in_graph: bool) -> Status {
     if !any() || !lock().state.regions.values().any(|region| !region.shared) {
         return Ok(());
     }
-    // Launches that begin from now on wait for the lock.
+    let _sharing = SHARING.lock();
+    // Launches that begin from now on see that there is something to do, and wait.
     ATTENDED.fetch_add(1, Ordering::SeqCst);
     let shared = share_all(session);
     ATTENDED.fetch_sub(1, Ordering::SeqCst);

@@ -10,7 +10,7 @@ use crate::engine::base::rations::Ration;
 use crate::engine::gpu::Gpu;
 use crate::engine::gpu::host::{HostArena, is_affordable};
 use mpsshim_api::cuda::*;
-use mpsshim_proto::arena::{self, DEVICE_ARENA, DEVICE_ARENA_STRIDE};
+use mpsshim_proto::arena;
 use mpsshim_proto::shm::PAGE;
 use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -304,9 +304,8 @@ impl Gpu {
     pub fn unregister_file(&self, file: FileRegistration) {
         let (start, len, managed) = (file.start, file.len, file.addresses == Addresses::Managed);
         self.arena.unregister_file(&self.driver, file);
-        let device = (start.wrapping_sub(DEVICE_ARENA) / DEVICE_ARENA_STRIDE) as u32;
-        if let (true, Ok(device)) = (managed, self.device(device)) {
-            device.give_back_vacated(start, len);
+        if let (true, Some(device)) = (managed, self.devices.of_address(start)) {
+            self.devices[device].give_back_vacated(start, len);
         }
     }
 }
