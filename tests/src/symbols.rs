@@ -5,7 +5,13 @@ use std::collections::BTreeSet;
 
 /// What the library exports besides the driver's symbols: functions of the C library that it interposes, and its version.
 pub const INTERPOSED: &[&str] = &[
+    "__fxstat",
+    "__fxstat64",
+    "__fxstatat",
+    "__fxstatat64",
     "__getcwd_chk",
+    "__lxstat",
+    "__lxstat64",
     "__open64_2",
     "__open_2",
     "__openat64_2",
@@ -18,6 +24,8 @@ pub const INTERPOSED: &[&str] = &[
     "__readlink_chk",
     "__readlinkat_chk",
     "__recv_chk",
+    "__xstat",
+    "__xstat64",
     "accept",
     "accept4",
     "access",

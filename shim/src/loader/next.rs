@@ -23,25 +23,34 @@ impl Symbol {
     /// Its address. A missing symbol ends the process, as the loader would end a program that refers to it.
     #[inline]
     pub fn address(&self) -> *mut () {
+        self.address_or(|_| None)
+    }
+
+    /// Its address, or that of a replacement for the name if it is missing.
+    #[inline]
+    pub fn address_or(&self, replacement: fn(&CStr) -> Option<*mut ()>) -> *mut () {
         let known = self.found.load(Ordering::Relaxed);
         if known.is_null() {
-            return self.find();
+            return self.find(replacement);
         }
         known
     }
 
-    /// Looks it up ahead. It may be missing.
-    pub fn look_up(&self) -> *mut () {
+    /// Looks it up ahead, or a replacement for the name. Both may be missing.
+    pub fn look_up_or(&self, replacement: fn(&CStr) -> Option<*mut ()>) -> *mut () {
         // SAFETY: a C string; RTLD_NEXT is meant for this use.
-        let found: *mut () = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) }.cast();
+        let mut found: *mut () = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) }.cast();
+        if found.is_null() {
+            found = replacement(self.name).unwrap_or(ptr::null_mut());
+        }
         // Threads that come here together find the same address.
         self.found.store(found, Ordering::Relaxed);
         found
     }
 
     #[cold]
-    fn find(&self) -> *mut () {
-        let found = self.look_up();
+    fn find(&self, replacement: fn(&CStr) -> Option<*mut ()>) -> *mut () {
+        let found = self.look_up_or(replacement);
         if found.is_null() {
             // SAFETY: ends the process.
             unsafe { libc::abort() };

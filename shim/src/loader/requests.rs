@@ -105,7 +105,7 @@ macro_rules! interpose {
             pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $answer {
                 type Real = unsafe extern "C-unwind" fn($($type),*) -> $answer;
                 // SAFETY: the C library's function of this name has this type.
-                let real = unsafe { mem::transmute::<*mut (), Real>(found::$name.address()) };
+                let real = unsafe { mem::transmute::<*mut (), Real>(found::$name.address_or(older::replacement)) };
                 if !pages::any() {
                     // SAFETY: the program's arguments.
                     return unsafe { real($($argument),*) };
@@ -117,11 +117,55 @@ macro_rules! interpose {
     };
 }
 
+/// Functions that C libraries before 2.33 lack: programs for those have them in themselves, and call `__xstat` there. This
+/// library is such a program too, and its own calls come to the functions above.
+mod older {
+    use super::{Pointer, c_int};
+    use std::ffi::{CStr, c_long};
+
+    unsafe extern "C-unwind" fn at(
+        folder: c_int,
+        path: Pointer,
+        out: Pointer,
+        flags: c_int,
+    ) -> c_int {
+        // SAFETY: the caller's arguments. On x86-64 the kernel's structure is the C library's.
+        unsafe { libc::syscall(libc::SYS_newfstatat, folder, path, out, flags) as c_int }
+    }
+
+    unsafe extern "C-unwind" fn of_path(path: Pointer, out: Pointer) -> c_int {
+        // SAFETY: the caller's arguments.
+        unsafe { at(libc::AT_FDCWD, path, out, 0) }
+    }
+
+    unsafe extern "C-unwind" fn of_link(path: Pointer, out: Pointer) -> c_int {
+        // SAFETY: the caller's arguments.
+        unsafe { at(libc::AT_FDCWD, path, out, libc::AT_SYMLINK_NOFOLLOW) }
+    }
+
+    unsafe extern "C-unwind" fn of_file(file: c_int, out: Pointer) -> c_int {
+        // SAFETY: the caller's arguments.
+        unsafe { libc::syscall(libc::SYS_fstat, c_long::from(file), out) as c_int }
+    }
+
+    /// Does the same as the function of this name.
+    pub fn replacement(name: &CStr) -> Option<*mut ()> {
+        let found = match name.to_bytes() {
+            b"stat" | b"stat64" => of_path as *const (),
+            b"lstat" | b"lstat64" => of_link as *const (),
+            b"fstat" | b"fstat64" => of_file as *const (),
+            b"fstatat" | b"fstatat64" => at as *const (),
+            _ => return None,
+        };
+        Some(found.cast_mut())
+    }
+}
+
 /// Looks the functions up while the library is loaded: the first call may come from a signal handler, where that is not
-/// possible. Older C libraries lack some, as `stat`, and programs for them do not call those.
+/// possible.
 extern "C" fn find_all() {
     for symbol in found::ALL.iter().chain(&[&READ_OTHER, &WRITE_OTHER]) {
-        symbol.look_up();
+        symbol.look_up_or(older::replacement);
     }
     find_syscall();
 }
@@ -156,6 +200,14 @@ interpose! {
     fstat64(file: c_int, out: Pointer) -> c_int: [Stored(out, STAT)];
     fstatat(folder: c_int, path: Pointer, out: Pointer, flags: c_int) -> c_int: [Read(path, PATH), Stored(out, STAT)];
     fstatat64(folder: c_int, path: Pointer, out: Pointer, flags: c_int) -> c_int: [Read(path, PATH), Stored(out, STAT)];
+    __xstat(version: c_int, path: Pointer, out: Pointer) -> c_int: [Read(path, PATH), Stored(out, STAT)];
+    __xstat64(version: c_int, path: Pointer, out: Pointer) -> c_int: [Read(path, PATH), Stored(out, STAT)];
+    __lxstat(version: c_int, path: Pointer, out: Pointer) -> c_int: [Read(path, PATH), Stored(out, STAT)];
+    __lxstat64(version: c_int, path: Pointer, out: Pointer) -> c_int: [Read(path, PATH), Stored(out, STAT)];
+    __fxstat(version: c_int, file: c_int, out: Pointer) -> c_int: [Stored(out, STAT)];
+    __fxstat64(version: c_int, file: c_int, out: Pointer) -> c_int: [Stored(out, STAT)];
+    __fxstatat(version: c_int, folder: c_int, path: Pointer, out: Pointer, flags: c_int) -> c_int: [Read(path, PATH), Stored(out, STAT)];
+    __fxstatat64(version: c_int, folder: c_int, path: Pointer, out: Pointer, flags: c_int) -> c_int: [Read(path, PATH), Stored(out, STAT)];
     readlink(path: Pointer, out: Pointer, len: size_t) -> ssize_t: [Read(path, PATH), Stored(out, len)];
     readlinkat(folder: c_int, path: Pointer, out: Pointer, len: size_t) -> ssize_t: [Read(path, PATH), Stored(out, len)];
     __readlink_chk(path: Pointer, out: Pointer, len: size_t, room: size_t) -> ssize_t: [Read(path, PATH), Stored(out, len)];
@@ -558,6 +610,8 @@ unsafe extern "C-unwind" fn syscall_with_managed(
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
     use super::*;
 
     #[test]
@@ -571,6 +625,46 @@ mod tests {
             let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
             assert!(!found.is_null(), "{name:?}");
         }
+    }
+
+    #[test]
+    fn replacements_answer_as_the_c_library() {
+        type Path = unsafe extern "C-unwind" fn(Pointer, *mut libc::stat) -> c_int;
+        type File = unsafe extern "C-unwind" fn(c_int, *mut libc::stat) -> c_int;
+        type At = unsafe extern "C-unwind" fn(c_int, Pointer, *mut libc::stat, c_int) -> c_int;
+        let folder = tempfile::tempdir().expect("folder");
+        let place = |name: &str| {
+            let path = folder.path().join(name);
+            std::ffi::CString::new(path.to_str().expect("text")).expect("text")
+        };
+        let (file, link, absent) = (place("file"), place("link"), place("absent"));
+        std::fs::write(folder.path().join("file"), "words").expect("file");
+        std::os::unix::fs::symlink("file", folder.path().join("link")).expect("link");
+        let open = std::fs::File::open(folder.path().join("file")).expect("file");
+        let function = |name| older::replacement(name).expect("a replacement");
+        // SAFETY: the functions have these types; their arguments are there.
+        let kinds = unsafe {
+            let path = mem::transmute::<*mut (), Path>(function(c"stat64"));
+            let of_link = mem::transmute::<*mut (), Path>(function(c"lstat"));
+            let of_file = mem::transmute::<*mut (), File>(function(c"fstat64"));
+            let at = mem::transmute::<*mut (), At>(function(c"fstatat"));
+            let mut out: libc::stat = mem::zeroed();
+            let mut kinds = Vec::new();
+            assert_eq!(path(link.as_ptr().cast(), &raw mut out), 0);
+            kinds.push((out.st_mode & libc::S_IFMT, out.st_size));
+            assert_eq!(of_link(link.as_ptr().cast(), &raw mut out), 0);
+            kinds.push((out.st_mode & libc::S_IFMT, 4));
+            assert_eq!(of_file(open.as_raw_fd(), &raw mut out), 0);
+            kinds.push((out.st_mode & libc::S_IFMT, out.st_size));
+            assert_eq!(at(libc::AT_FDCWD, file.as_ptr().cast(), &raw mut out, 0), 0);
+            kinds.push((out.st_mode & libc::S_IFMT, out.st_size));
+            assert_eq!(path(absent.as_ptr().cast(), &raw mut out), -1);
+            assert_eq!(*libc::__errno_location(), libc::ENOENT);
+            kinds
+        };
+        let file = (libc::S_IFREG, 5);
+        assert_eq!(kinds, [file, (libc::S_IFLNK, 4), file, file]);
+        assert_eq!(older::replacement(c"read"), None);
     }
 
     #[test]
