@@ -12,8 +12,10 @@
 //! The state is one, under one lock. A thread that holds it has all signals blocked, touches no managed memory and takes no
 //! lock under which other code of this library touches memory of the program.
 
+mod along;
 mod counts;
 mod guard;
+mod habits;
 mod region;
 pub mod remote;
 mod stack;
@@ -27,13 +29,16 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+pub use along::before_wait;
+use along::{Fetched, Sent};
+use habits::Habits;
 use mpsshim_api::cuda::{CU_STREAM_NON_BLOCKING, CUDA_ERROR_OUT_OF_MEMORY};
 use mpsshim_proto::arena;
 use mpsshim_proto::message::memory::FileRegister;
 use mpsshim_proto::message::{Copy, Mark, Op, Range, Side};
 use mpsshim_proto::shm;
 use parking_lot::{Mutex, MutexGuard};
-use region::{Home, Region, differences};
+use region::{Home, PIECE, Region, differences};
 use std::collections::BTreeMap;
 
 use crate::ffi::Status;
@@ -71,6 +76,10 @@ static STATE: Mutex<State> = Mutex::new(State {
     regions: BTreeMap::new(),
     stream: None,
     value: 0,
+    sent: None,
+    habits: Habits::new(),
+    place: None,
+    fetched: None,
 });
 
 #[derive(Debug)]
@@ -78,8 +87,14 @@ struct State {
     regions: BTreeMap<u64, Region>,
     /// The stream of the copies, which the program does not know.
     stream: Option<StreamRef>,
-    /// Value of its last mark.
+    /// Value of the last mark in its completion flag.
     value: u32,
+    /// Copies that a stream of the program may not have done yet.
+    sent: Option<Sent>,
+    habits: Habits,
+    /// Address in the host arena of the memory for pieces that are fetched along.
+    place: Option<u64>,
+    fetched: Option<Fetched>,
 }
 
 /// A copy of managed memory: address on the device and in the host arena, and bytes.
@@ -89,6 +104,24 @@ type Part = (u64, u64, u64);
 enum Direction {
     ToDevice,
     ToHost,
+}
+
+impl Direction {
+    /// The copy of a part, in no stream yet.
+    fn copy(self, (device, host, len): Part, flags: u32) -> Copy {
+        let (to, from, sides) = match self {
+            Direction::ToDevice => (device, host, (Side::Device, Side::Host)),
+            Direction::ToHost => (host, device, (Side::Host, Side::Device)),
+        };
+        Copy {
+            to,
+            from,
+            len,
+            stream: 0,
+            sides: sides.0 as u32 | (sides.1 as u32) << 8 | flags,
+            pad: 0,
+        }
+    }
 }
 
 /// The state, with signals blocked.
@@ -174,6 +207,15 @@ pub fn any() -> bool {
 /// Those of a session that has ended.
 #[inline]
 pub fn before_work(session: &Session) -> Status<Option<Work>> {
+    before_work_in(session, None)
+}
+
+/// As [`before_work`], for work that is given to this stream next.
+///
+/// # Errors
+/// As [`before_work`].
+#[inline]
+pub fn before_work_in(session: &Session, stream: Option<StreamRef>) -> Status<Option<Work>> {
     if !any() {
         return Ok(None);
     }
@@ -182,19 +224,20 @@ pub fn before_work(session: &Session) -> Status<Option<Work>> {
     LAUNCHES.fetch_add(1, Ordering::SeqCst);
     // Partner: `attend`. Either this thread sees that a region is attended, or the other one sees the beginning of work.
     if ATTENDED.load(Ordering::SeqCst) != 0 {
-        give_all(session)?;
+        give_all(session, stream)?;
     }
     Ok(Some(work))
 }
 
 #[cold]
-fn give_all(session: &Session) -> Status {
+fn give_all(session: &Session, stream: Option<StreamRef>) -> Status {
     store_hold::install();
     WAITING.fetch_add(1, Ordering::SeqCst);
     drop(SHARING.lock());
     let mut locked = lock();
     WAITING.fetch_sub(1, Ordering::SeqCst);
-    locked.state.give_all(session)
+    locked.state.pass_sent(session, stream)?;
+    locked.state.give_all(session, stream)
 }
 
 /// To be called before a kernel is launched, or becomes part of a graph, whose code may exchange values with the host while
@@ -280,6 +323,7 @@ pub fn observe(session: &Session) {
     if PROVISIONAL.load(Ordering::SeqCst) != 0 {
         drop_provisional(session);
     }
+    along::observe(session);
 }
 
 #[cold]
@@ -352,6 +396,9 @@ pub fn remove(session: &Session, start: u64) -> bool {
         let Some(region) = locked.state.regions.remove(&start) else {
             return false;
         };
+        // Its pages will have another use. A session that has ended copies nothing.
+        let _ = locked.state.pass_sent(session, None);
+        locked.state.forget_habits(start);
         PROVISIONAL.fetch_sub(region.provisional() as u32, Ordering::SeqCst);
         if region.attended {
             ATTENDED.fetch_sub(1, Ordering::SeqCst);
@@ -371,6 +418,7 @@ pub fn remove(session: &Session, start: u64) -> bool {
 /// A block gets all addresses of a region, whose block was freed: its content is new.
 pub fn renew(start: u64) {
     let mut locked = lock();
+    locked.state.forget_habits(start);
     let region = locked.state.regions.get_mut(&start);
     let Some(region) = region.filter(|region| !region.shared) else {
         return;
@@ -394,6 +442,7 @@ pub fn settle(start: u64) {
             ATTENDED.fetch_sub(1, Ordering::SeqCst);
         }
     }
+    locked.state.forget_habits(start);
 }
 
 /// The host will use these addresses next (`cuMemPrefetchAsync` to the host).
@@ -586,18 +635,12 @@ impl State {
             return Ok(());
         }
         let stream = self.stream.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        for (device, host, len) in parts {
-            let (to, from, sides) = match direction {
-                Direction::ToDevice => (*device, *host, (Side::Device, Side::Host)),
-                Direction::ToHost => (*host, *device, (Side::Host, Side::Device)),
-            };
+        // Marks in one flag rise only in the order of their execution.
+        self.pass_sent(session, None)?;
+        for part in parts {
             let body = Copy {
-                to,
-                from,
-                len: *len,
                 stream: stream.handle(),
-                sides: sides.0 as u32 | (sides.1 as u32) << 8,
-                pad: 0,
+                ..direction.copy(*part, 0)
             };
             session.put_express(Op::Copy, &body)?;
         }
@@ -637,16 +680,30 @@ impl State {
         let in_use = is_in_use(region);
         let piece = region.piece_of(address);
         Self::furnish(region, session, region.chunk_of(piece))?;
+        let (start, size) = (region.start, region.piece);
+        let scanned = region.scanned(piece);
         let mut pieces = region.wanted(piece);
         let home = region.home(piece);
         if write && (in_use || home.is_provisional()) {
             // Each piece that is written beside the device has a twin of its own.
             pieces.end = piece + 1;
         }
+        self.use_apart(start, &pieces);
+        let region = self.region(address).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         if home == Home::Device {
             let (start, len) = region.addresses(&pieces);
             let host = region.host(start).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
             self.copy(session, &[(start, host, len)], Direction::ToHost)?;
+        }
+        match (home, scanned) {
+            // Read-ahead does for them.
+            (Home::Device, Some(pieces)) => {
+                pieces.for_each(|piece| self.habits.drop_piece((start, piece)));
+            }
+            (Home::Device | Home::Both, _) if size == PIECE => {
+                self.note_use(session, start, piece, write);
+            }
+            _ => {}
         }
         let region = self.region(address).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let next = match (home, in_use, write) {
@@ -669,7 +726,7 @@ impl State {
                 return Err(CUDA_ERROR_OUT_OF_MEMORY);
             }
             // The process has too many mappings: with all pages protected it has few.
-            return self.give_all(session);
+            return self.give_all(session, None);
         }
         let (was, count) = (home.is_provisional(), pieces.len() as u32);
         region.set(pieces, next);
@@ -681,18 +738,23 @@ impl State {
         Ok(())
     }
 
-    /// Gives the device all that the host has changed, and protects all pages.
-    fn give_all(&mut self, session: &Session) -> Status {
-        self.give(session, |_| true)
+    /// Gives the device all that the host has changed, and protects all pages. `stream`: it is given work next.
+    fn give_all(&mut self, session: &Session, stream: Option<StreamRef>) -> Status {
+        self.give(session, |_| true, stream)
     }
 
     /// Gives the device the changes that the host has made beside it, and protects pages that may be old.
     fn drop_provisional(&mut self, session: &Session) -> Status {
-        self.give(session, Home::is_provisional)
+        self.give(session, Home::is_provisional, None)
     }
 
     /// Gives the device the pieces with such homes.
-    fn give(&mut self, session: &Session, which: fn(Home) -> bool) -> Status {
+    fn give(
+        &mut self,
+        session: &Session,
+        which: fn(Home) -> bool,
+        stream: Option<StreamRef>,
+    ) -> Status {
         let mut parts = Vec::new();
         let mut given: Vec<(u64, ops::Range<usize>)> = Vec::new();
         let mut denied = true;
@@ -717,9 +779,13 @@ impl State {
                 given.push((region.start, span));
             }
         }
-        let copied = match denied {
-            true => self.copy(session, &parts, Direction::ToDevice),
-            false => Err(CUDA_ERROR_OUT_OF_MEMORY),
+        let copied = match (denied, stream) {
+            (true, Some(stream)) => match self.send(session, &parts, stream) {
+                Ok(false) => self.copy(session, &parts, Direction::ToDevice),
+                sent => sent.map(drop),
+            },
+            (true, None) => self.copy(session, &parts, Direction::ToDevice),
+            (false, _) => Err(CUDA_ERROR_OUT_OF_MEMORY),
         };
         if copied.is_err() {
             self.take_back(given);
@@ -748,7 +814,7 @@ impl State {
 
     /// Makes all regions host memory. Nothing is in flight. Returns the pages that are not used any more.
     fn share(&mut self, session: &Session) -> Status<Vec<u64>> {
-        self.give_all(session)?;
+        self.give_all(session, None)?;
         let mut unused = Vec::new();
         let starts: Vec<u64> = self.regions.keys().copied().collect();
         for start in starts {

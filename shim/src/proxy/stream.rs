@@ -395,7 +395,7 @@ pub fn submit<T: IntoBytes + Immutable>(
     trailing: &[u8],
 ) -> Status {
     let trailing = &*pages::own(trailing);
-    let _work = pages::before_work(session)?;
+    let _work = pages::before_work_in(session, Some(stream))?;
     submit_apart(session, stream, op, body, trailing)
 }
 
@@ -498,6 +498,7 @@ pub fn synchronize(session: &Session, stream: StreamRef) -> Status {
     if stream.is_capturing() {
         return forbid_wait(session, stream);
     }
+    pages::before_wait(session, stream);
     match mark_unless_done(session, stream)? {
         Some(target) => wait_for(session, stream, target, stream.policy()),
         None => {
@@ -559,6 +560,11 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
     .into_iter()
     .filter(|stream| stream.is_busy())
     .collect();
+    if let [stream] = busy[..]
+        && stream.handle() != 0
+    {
+        pages::before_wait(session, stream);
+    }
     let mut targets = Vec::with_capacity(busy.len());
     if !busy.is_empty() {
         let mut ring = session.ring()?;

@@ -298,6 +298,19 @@ impl Session {
         })
     }
 
+    /// As [`Session::ring`]; `None` if another thread has it.
+    ///
+    /// # Errors
+    /// The session's, once it has ended.
+    pub fn try_ring(&self) -> Status<Option<Ring<'_>>> {
+        self.check()?;
+        let sender = self.sender.try_lock();
+        Ok(sender.map(|sender| Ring {
+            session: self,
+            sender,
+        }))
+    }
+
     /// Submits an asynchronous command that belongs to no stream.
     pub fn submit<T: IntoBytes + Immutable>(&self, op: Op, body: &T) -> Status {
         self.ring()?.put(op, 0, body, &[])

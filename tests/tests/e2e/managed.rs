@@ -188,6 +188,46 @@ fn host_and_device_change_blocks_in_turns() {
 }
 
 #[test]
+fn the_host_uses_the_edges_of_blocks_after_each_kernel() {
+    mode("edges");
+}
+
+#[test]
+fn edges_are_fetched_with_waits() {
+    let place = daemon();
+    for way in ["signal", "userfaultfd"] {
+        let mut program = preloaded(artifact("managed"), place.pipe());
+        program.args(["edges", "--seconds", "60", "--most", "4"]);
+        program.args(["--without", "disturbances"]);
+        let run = Running::start(program.env("MPSSHIM_MANAGED_FAULTS", way));
+        let pid = run.pid().to_string();
+        let copies_and_faults = || {
+            let rows = place.ps();
+            let row = rows.iter().find(|row| row["pid"] == pid)?;
+            let number = |name: &str| row[name].parse::<f64>().expect(name);
+            Some((number("managed_to_host_copies"), number("managed_faults")))
+        };
+        let mut first = (0.0, 0.0);
+        wait_until("some copies", || {
+            first = copies_and_faults().unwrap_or_default();
+            first.0 > 50.0
+        });
+        let mut last = first;
+        wait_until("more copies", || {
+            last = copies_and_faults().expect("the program is listed");
+            last.0 > first.0 + 400.0
+        });
+        // Without that each copy to the host is for a fault, and there are faults of writes besides.
+        let (copies, faults) = (last.0 - first.0, last.1 - first.1);
+        assert!(
+            faults * 4.0 < copies,
+            "{way}: {faults} faults, {copies} copies"
+        );
+        run.kill();
+    }
+}
+
+#[test]
 fn host_and_device_use_sides_of_a_block_at_once() {
     mode("sides");
 }

@@ -10,7 +10,9 @@ use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::arena;
-use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Memset, SIDES_UNNAMED, Side};
+use mpsshim_proto::message::{
+    Copy, CopyInline, INLINE_COPY_MAX, Memset, SIDES_MANAGED, SIDES_UNNAMED, Side,
+};
 
 /// Address of a captured memset whose memory is not the client's. The driver accepts any address in a graph, but
 /// refuses to instantiate the graph if the address is no memory of the process. The client's own address cannot be
@@ -145,6 +147,9 @@ impl Session {
                     "a copy from host to host needs no server".into(),
                 ));
             }
+        }
+        if body.sides & SIDES_MANAGED != 0 {
+            self.flow.counts.managed.add(to_side, body.len);
         }
         self.flow.counts.copies += 1;
         self.submitted(&shared.gpu, index, 1)

@@ -395,7 +395,7 @@ fn submit(
         }
         false => (params, attributes),
     };
-    let work = pages::before_work(session)?;
+    let work = pages::before_work_in(session, Some(stream))?;
     let mut ring = session.ring()?;
     let room = ring.reserve(behind + attributes.len())?;
     ring.fill(room, 0, body.as_bytes());

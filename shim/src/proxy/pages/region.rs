@@ -5,7 +5,7 @@ use std::ops::Range;
 
 /// Bytes of a piece of a small region. With fewer, a fault fetches less than the bus transfers in the time that the fault
 /// takes.
-const PIECE: u64 = 64 << 10;
+pub const PIECE: u64 = 64 << 10;
 /// Most pieces of a region. Pieces with different protection are different mappings for the kernel, of which a process may
 /// have 65,530.
 const MOST_PIECES: u64 = 2048;
@@ -185,6 +185,12 @@ impl Region {
         runs
     }
 
+    /// The pieces before `piece`, which were used in order, if that is the third to fault.
+    pub fn scanned(&self, piece: usize) -> Option<Range<usize>> {
+        let (next, count) = self.ahead;
+        (piece == next && count >= 2).then(|| piece.saturating_sub(3)..piece)
+    }
+
     /// The pieces to fetch for a fault in `piece`: more, the longer pieces were used in order.
     pub fn wanted(&mut self, piece: usize) -> Range<usize> {
         let (next, count) = self.ahead;
@@ -294,6 +300,9 @@ mod tests {
         assert_eq!(fetched[..9], [1, 2, 4, 8, 16, 32, 64, 128, 256]);
         assert_eq!(fetched.iter().sum::<usize>(), 1024);
         assert_eq!(region.wanted(100).len(), 1, "not in order");
+        assert_eq!(region.scanned(101), None);
+        assert_eq!(region.wanted(101).len(), 2);
+        assert_eq!(region.scanned(103), Some(100..103));
         region.expect(200..300);
         assert_eq!(region.wanted(200).len(), 100);
     }

@@ -7,6 +7,7 @@
 
 mod calls;
 mod copies;
+mod edges;
 mod exchange;
 mod forks;
 mod kernels;
@@ -46,8 +47,9 @@ pub type Outcome<T = ()> = Result<T, String>;
 
 type Mode = fn(&Setup, &mut Random, Instant) -> Outcome;
 
-const MODES: [(&str, Mode); 11] = [
+const MODES: [(&str, Mode); 12] = [
     ("turns", turns::turns),
+    ("edges", edges::edges),
     ("sides", sides::sides),
     ("threads", turns::threads),
     ("calls", calls::calls),
@@ -75,7 +77,7 @@ struct Options {
     /// Blocks of the mode `many`.
     #[arg(long, default_value_t = 5000)]
     blocks: usize,
-    /// A case of the modes `calls` and `signals` to leave out, by its name; may be repeated.
+    /// A case of the modes `calls` and `signals` to leave out, by its name; `disturbances` in `edges`; may be repeated.
     #[arg(long)]
     without: Vec<String>,
 }
