@@ -48,6 +48,30 @@ plain_structs! {
         sides: u32,
         pad: u32,
     }
+    /// Copies pieces of managed memory between a device and the host's pages behind them, in stream order. Trailing:
+    /// [`Piece`]s, at most [`PIECES_MAX`].
+    ManagedMove {
+        stream: u64,
+        /// Bytes of all pieces.
+        len: u64,
+        /// [`Side`] that they are copied to: `Device` or `Host`.
+        to: u32,
+        /// How many pieces.
+        pieces: u32,
+        /// Flag that is written behind the copies, or [`NO_FLAG`].
+        slot: u32,
+        /// Its value.
+        value: u32,
+    }
+    /// A piece of managed memory.
+    Piece {
+        /// Its address on the device.
+        device: u64,
+        /// The address of its bytes in the host arena.
+        host: u64,
+        /// Bytes.
+        len: u64,
+    }
     /// `cuMemsetD8/16/32` and `cuMemsetD2D8/16/32`.
     Memset {
         to: u64,
@@ -221,6 +245,12 @@ pub const SIDES_UNNAMED: u32 = 1 << 16;
 
 /// In [`Copy::sides`]: the copy moves managed memory between host and device, and is counted as that.
 pub const SIDES_MANAGED: u32 = 1 << 17;
+
+/// Most pieces of a [`ManagedMove`].
+pub const PIECES_MAX: usize = 8;
+
+/// In [`ManagedMove::slot`]: no flag is written.
+pub const NO_FLAG: u32 = u32::MAX;
 
 /// Host-to-device copies up to this many bytes travel in the ring. Above it the copy from registered staging
 /// memory costs the server less (1.3 µs whatever the size, against 6.2 µs for 64 KiB of unregistered memory).

@@ -54,6 +54,8 @@ macro_rules! for_each_op {
             ImageUnload = 15: Async image_unload(Object); SlowSubmits, Everything, Never, Nothing, [Ends object];
             /// Returns pinned host memory.
             HostFree = 16: Async host_free(Range); Dispatch, Earlier, Never, Nothing, Own;
+            /// Copies pieces of managed memory between host and device. Trailing: [`Piece`]s.
+            ManagedMove = 17: Async managed_move(ManagedMove, rest); Dispatch, [Stream stream], Never, [Copy stream len], Nothing;
             /// Creates the device's context, if there is none.
             Attach = 64: Request attach(Attach) -> (); SlowSubmits, Free, Never, Nothing, [Makes device];
             /// Maps device memory for the client's allocator.

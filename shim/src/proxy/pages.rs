@@ -29,8 +29,8 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-pub use along::before_wait;
 use along::{Fetched, Sent};
+pub use along::{before_wait, behind_work};
 use habits::Habits;
 use mpsshim_api::cuda::{CU_STREAM_NON_BLOCKING, CUDA_ERROR_OUT_OF_MEMORY};
 use mpsshim_proto::arena;
@@ -482,12 +482,10 @@ pub fn touch(address: u64, len: u64, write: bool) {
             let Some(region) = locked.state.region(at) else {
                 return;
             };
-            let piece = region.piece_of(at);
-            let (first, bytes) = region.addresses(&(piece..piece + 1));
-            (first + bytes, region.home(piece).permits(write))
+            region.accessible(at, write)
         };
-        if next.1 {
-            at = next.0;
+        if let Some(next) = next {
+            at = next;
         } else if !admit(at, write) {
             return;
         }
@@ -518,9 +516,9 @@ fn admit(address: u64, write: bool) -> bool {
     let Some(region) = state.region(address) else {
         return false;
     };
-    let piece = region.piece_of(address);
-    if region.home(piece).permits(write) {
-        guard::allow_again(address, region.home(piece).permits(true));
+    if region.accessible(address, write).is_some() {
+        let stores = region.accessible(address, true).is_some();
+        guard::allow_again(address, stores);
         return !seems_stuck(address);
     }
     let Ok(session) = session() else {
@@ -679,6 +677,10 @@ impl State {
         attend(region);
         let in_use = is_in_use(region);
         let piece = region.piece_of(address);
+        let first = region.start;
+        // The host uses more than the pages that were fetched along.
+        self.close_pages(session, first, piece)?;
+        let region = self.region(address).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         Self::furnish(region, session, region.chunk_of(piece))?;
         let (start, size) = (region.start, region.piece);
         let scanned = region.scanned(piece);
@@ -701,7 +703,8 @@ impl State {
                 pieces.for_each(|piece| self.habits.drop_piece((start, piece)));
             }
             (Home::Device | Home::Both, _) if size == PIECE => {
-                self.note_use(session, start, piece, write);
+                let offset = (address - start) % PIECE;
+                self.note_use(session, (start, piece), offset, write);
             }
             _ => {}
         }
@@ -866,7 +869,9 @@ impl State {
             };
             for piece in span {
                 let home = region.home(piece);
-                if home.permits(false) {
+                if let Some(open) = region.open.get(&piece) {
+                    guard::allow((open.start, open.len), false, open.written);
+                } else if home.permits(false) {
                     let place = region.addresses(&(piece..piece + 1));
                     guard::allow(place, false, home.permits(true));
                 }
@@ -921,6 +926,15 @@ fn collect(region: &Region, run: ops::Range<usize>, home: Home, parts: &mut Vec<
                 parts.extend(differences(twin, now).into_iter().map(|bytes| {
                     let at = bytes.start as u64;
                     (start + at, host + at, bytes.len() as u64)
+                }));
+            }
+        }
+        Home::Pages => {
+            for piece in run {
+                let open = region.open.get(&piece).filter(|open| open.written);
+                parts.extend(open.and_then(|open| {
+                    let host = region.host(open.start)?;
+                    Some((open.start, host, open.len))
                 }));
             }
         }

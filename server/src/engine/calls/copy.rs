@@ -5,13 +5,15 @@ use crate::engine::base::call_error::CallError;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::copy_kernel::{CopyKernel, LARGE};
 use crate::engine::objects::levels::Level;
+use crate::engine::objects::moves::Pieces;
 use crate::engine::objects::pace::Runs;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::arena;
 use mpsshim_proto::message::{
-    Copy, CopyInline, INLINE_COPY_MAX, Memset, SIDES_MANAGED, SIDES_UNNAMED, Side,
+    Copy, CopyInline, INLINE_COPY_MAX, ManagedMove, Mark, Memset, NO_FLAG, SIDES_MANAGED,
+    SIDES_UNNAMED, Side,
 };
 
 /// Address of a captured memset whose memory is not the client's. The driver accepts any address in a graph, but
@@ -153,6 +155,67 @@ impl Session {
         }
         self.flow.counts.copies += 1;
         self.submitted(&shared.gpu, index, 1)
+    }
+
+    /// Moves pieces of managed memory, and writes a flag behind them.
+    pub fn managed_move(
+        &mut self,
+        shared: &Shared,
+        call: Call<'_, ManagedMove>,
+    ) -> Result<(), CallError> {
+        let Call { body, message } = call;
+        let pieces = self.pieces(message, &body)?;
+        let moved = self.move_pieces(shared, &body, &pieces);
+        if matches!(
+            moved,
+            Err(CallError::Full | CallError::Alone | CallError::Violation(_))
+        ) || body.slot == NO_FLAG
+        {
+            return moved.map(drop);
+        }
+        let mark = Mark {
+            stream: body.stream,
+            slot: body.slot,
+            value: body.value,
+        };
+        match moved {
+            // If there is no room for the mark, the message is executed again: the same copies in the same order.
+            Ok(false) => self.mark(shared, mark),
+            Ok(true) => Ok(()),
+            Err(error) => self.mark_failed(&shared.gpu, &mark, error),
+        }
+    }
+
+    /// Returns whether the flag is written too.
+    fn move_pieces(
+        &mut self,
+        shared: &Shared,
+        body: &ManagedMove,
+        pieces: &Pieces,
+    ) -> Result<bool, CallError> {
+        let (index, stream) = self.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
+        if let Some((kernel, moves)) = self.move_kernel(&shared.gpu, index, body, pieces)? {
+            kernel.launch(&shared.gpu.driver, stream, moves)?;
+            self.note_moved(index, pieces);
+            self.submitted(&shared.gpu, index, 1)?;
+            return Ok(true);
+        }
+        for piece in pieces.all() {
+            let (to, from, sides) = match pieces.to {
+                Side::Device => (piece.device, piece.host, (Side::Device, Side::Host)),
+                _ => (piece.host, piece.device, (Side::Host, Side::Device)),
+            };
+            let body = Copy {
+                to,
+                from,
+                len: piece.len,
+                stream: body.stream,
+                sides: sides.0 as u32 | (sides.1 as u32) << 8 | SIDES_MANAGED,
+                pad: 0,
+            };
+            self.copy(shared, body)?;
+        }
+        Ok(false)
     }
 
     /// Copies between registered host memory and memory at `address` on a device, which may differ from the stream's

@@ -1,12 +1,15 @@
-//! The server's own kernel for small copies between a device and host memory, for sessions whose copies would wait behind
-//! large ones of others: the copy engines serve the copies of a context in the order of submission.
+//! The server's own kernels for small copies between a device and host memory: for sessions whose copies would wait behind
+//! large ones of others, since the copy engines serve the copies of a context in the order of submission; and for pieces of
+//! managed memory, since a kernel that follows a kernel, in a graph too, does not wait for another engine.
 
 use crate::engine::base::driver::{Driver, packed};
 use crate::engine::gpu::flag_kernel;
 use mpsshim_api::cuda::*;
+use mpsshim_proto::message::PIECES_MAX;
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use zerocopy::{Immutable, IntoBytes};
 
 /// Copies by words of 16 or 4 bytes where addresses and length allow, otherwise by bytes.
 const PTX: &CStr =
@@ -25,6 +28,60 @@ const MOST_BLOCKS: u64 = 4;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyKernel(CUfunction);
 
+/// The kernel that copies pieces of managed memory, loaded on a device like [`CopyKernel`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MoveKernel(CUfunction);
+
+/// Parameters of [`MoveKernel`].
+#[derive(Clone, Copy, Debug, Default, IntoBytes, Immutable)]
+#[repr(C)]
+pub struct Moves {
+    /// Address to, address from, bytes; multiples of [`Moves::UNIT`]. Unused ones have no bytes.
+    pub pieces: [[u64; 3]; PIECES_MAX],
+    /// Address of the word to be written behind the copies, or 0.
+    pub flag: u64,
+    /// The word.
+    pub value: u32,
+    /// Not a parameter.
+    pub pad: u32,
+}
+
+impl Moves {
+    /// The kernel copies units of so many bytes, which lie at their multiples.
+    pub const UNIT: u64 = 16;
+    /// Size of the parameters in bytes, without the structure's padding at the end.
+    pub const PARAMS: usize = size_of::<Moves>() - size_of::<u32>();
+    /// Most bytes for which the block is as fast as the copy engines: 64 threads copy a piece, and reads of host memory take
+    /// a microsecond and more each.
+    pub const MOST: u64 = 128 << 10;
+}
+
+impl MoveKernel {
+    /// Threads of its only block.
+    pub const THREADS: u32 = 512;
+
+    /// The kernel.
+    pub fn function(self) -> CUfunction {
+        self.0
+    }
+
+    /// Launches it.
+    ///
+    /// # Errors
+    /// Driver errors.
+    pub fn launch(
+        self,
+        driver: &Driver,
+        stream: CUstream,
+        mut moves: Moves,
+    ) -> Result<(), CUresult> {
+        let mut size = Moves::PARAMS;
+        let mut extra = packed((&raw mut moves).cast(), &mut size);
+        let (none, extra) = (std::ptr::null_mut(), extra.as_mut_ptr());
+        driver.launch_kernel(self.0, 1, 1, 1, Self::THREADS, 1, 1, 0, stream, none, extra)
+    }
+}
+
 #[repr(C)]
 struct Params {
     to: u64,
@@ -33,12 +90,13 @@ struct Params {
 }
 
 impl CopyKernel {
-    /// Loads it into the current context, so that no later use has to load it.
+    /// Loads both kernels into the current context, so that no later use has to load them.
     ///
     /// # Errors
-    /// Driver errors, such as when it cannot compile.
-    pub fn load(driver: &Driver) -> Result<CopyKernel, CUresult> {
-        flag_kernel::load(driver, PTX, c"mpsshim_copy").map(CopyKernel)
+    /// Driver errors, such as when they cannot compile.
+    pub fn load(driver: &Driver) -> Result<(CopyKernel, MoveKernel), CUresult> {
+        let [copy, moves] = flag_kernel::load(driver, PTX, [c"mpsshim_copy", c"mpsshim_move"])?;
+        Ok((CopyKernel(copy), MoveKernel(moves)))
     }
 
     /// Most bytes for which it is as fast as the copy engines: few threads copy, and reads of host memory take a

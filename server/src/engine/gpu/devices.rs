@@ -5,7 +5,7 @@ use crate::engine::base::driver::Driver;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::ranges::RangeAllocator;
 use crate::engine::base::side::{self, SIDES, Side};
-use crate::engine::gpu::copy_kernel::{CopyKernel, LargeCopies};
+use crate::engine::gpu::copy_kernel::{CopyKernel, LargeCopies, MoveKernel};
 use crate::engine::gpu::flag_kernel::FlagKernel;
 use crate::engine::gpu::green::Green;
 use crate::engine::gpu::kept_streams::KeptStreams;
@@ -159,7 +159,7 @@ struct Context {
     probe: OnceLock<CUstream>,
     first_limits: OnceLock<[Option<u64>; CU_LIMIT_MAX as usize]>,
     flag_kernel: OnceLock<FlagKernel>,
-    copy_kernel: OnceLock<CopyKernel>,
+    copy_kernels: OnceLock<(CopyKernel, MoveKernel)>,
     /// Bytes of local memory per thread that the driver has reserved.
     local: AtomicU32,
     /// Bytes of local memory per thread to reserve at the next quiescent point.
@@ -176,7 +176,7 @@ impl Default for Context {
             probe: OnceLock::new(),
             first_limits: OnceLock::new(),
             flag_kernel: OnceLock::new(),
-            copy_kernel: OnceLock::new(),
+            copy_kernels: OnceLock::new(),
             local: AtomicU32::new(0),
             wanted_local: AtomicU32::new(0),
         }
@@ -233,7 +233,7 @@ impl Context {
             }
         }
         match CopyKernel::load(driver) {
-            Ok(kernel) => drop(self.copy_kernel.set(kernel)),
+            Ok(kernels) => drop(self.copy_kernels.set(kernels)),
             Err(status) => {
                 tracing::warn!(%status, "small copies wait behind large ones: the driver refuses the kernel")
             }
@@ -537,7 +537,12 @@ impl Device {
 
     /// The kernel for small copies, if the driver could load it.
     pub fn copy_kernel(&self) -> Option<CopyKernel> {
-        self.side().copy_kernel.get().copied()
+        self.side().copy_kernels.get().map(|kernels| kernels.0)
+    }
+
+    /// The kernel for pieces of managed memory, if the driver could load it.
+    pub fn move_kernel(&self) -> Option<MoveKernel> {
+        self.side().copy_kernels.get().map(|kernels| kernels.1)
     }
 
     /// Notes that a session submits a large copy between the device and host memory.

@@ -39,20 +39,26 @@ struct Params {
 /// Size of the parameters in bytes, without the structure's padding at the end.
 const PARAMS: usize = size_of::<CUdeviceptr>() + size_of::<u32>();
 
-/// Loads a kernel of the server's into the current context, so that no later use has to load it.
+/// Loads kernels of the server's into the current context, so that no later use has to load them.
 ///
 /// # Errors
-/// Driver errors, such as when it cannot compile.
-pub fn load(driver: &Driver, text: &CStr, name: &CStr) -> Result<CUfunction, CUresult> {
+/// Driver errors, such as when they cannot compile.
+pub fn load<const N: usize>(
+    driver: &Driver,
+    text: &CStr,
+    names: [&CStr; N],
+) -> Result<[CUfunction; N], CUresult> {
     let mut module = CUmodule::NULL;
     let (options, values) = (std::ptr::null_mut(), std::ptr::null_mut());
     driver.module_load_data_ex(&mut module, text.as_ptr().cast(), 0, options, values)?;
-    let mut function = CUfunction::NULL;
-    driver.module_get_function(&mut function, module, name.as_ptr())?;
-    // The driver loads a function at the first query of it.
-    let mut registers = 0;
-    driver.func_get_attribute(&mut registers, CU_FUNC_ATTRIBUTE_NUM_REGS, function)?;
-    Ok(function)
+    let mut functions = [CUfunction::NULL; N];
+    for (function, name) in functions.iter_mut().zip(names) {
+        driver.module_get_function(function, module, name.as_ptr())?;
+        // The driver loads a function at the first query of it.
+        let mut registers = 0;
+        driver.func_get_attribute(&mut registers, CU_FUNC_ATTRIBUTE_NUM_REGS, *function)?;
+    }
+    Ok(functions)
 }
 
 impl FlagKernel {
@@ -61,7 +67,7 @@ impl FlagKernel {
     /// # Errors
     /// Driver errors, such as when it cannot compile.
     pub fn load(driver: &Driver) -> Result<FlagKernel, CUresult> {
-        load(driver, PTX, c"mpsshim_flag").map(FlagKernel)
+        load(driver, PTX, [c"mpsshim_flag"]).map(|[function]| FlagKernel(function))
     }
 
     /// Launches it.

@@ -12,6 +12,7 @@ pub mod held;
 pub mod levels;
 pub mod links;
 pub mod marks;
+pub mod moves;
 pub mod pace;
 pub mod pools;
 pub mod runs;

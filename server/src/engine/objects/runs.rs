@@ -12,9 +12,11 @@
 mod session;
 
 use crate::engine::base::driver::{Driver, packed};
+use crate::engine::gpu::copy_kernel::Moves;
 use crate::engine::gpu::devices::volume;
 use crate::engine::objects::fairness::GREATEST;
 use crate::engine::objects::marks::Writer;
+use crate::engine::objects::moves::Pieces;
 use mpsshim_api::cuda::*;
 use mpsshim_model::policy::LAUNCH_RUN;
 use mpsshim_proto::message::{Launch, Mark};
@@ -25,7 +27,7 @@ use zerocopy::IntoBytes;
 /// Most kernels in a batch.
 const MOST: usize = LENGTHS[LENGTHS.len() - 1];
 const _: () = assert!(MOST == LAUNCH_RUN);
-const LENGTHS: [usize; 6] = [1, 2, 4, 8, 16, 32];
+const LENGTHS: [usize; 7] = [1, 2, 3, 4, 8, 16, 32];
 /// How often a length must have been wanted before a graph is created for it, which takes the driver 5 µs per kernel.
 const WANTED: u32 = 8;
 /// Most kernels in a batch with a mark on an idle stream: the GPU starts them only when the whole graph is submitted.
@@ -38,18 +40,34 @@ const FOR_MARK: Duration = Duration::from_micros(1);
 pub struct Planned {
     body: Launch,
     raw: CUfunction,
-    /// Address of its parameters, in the ring.
-    params: u64,
+    params: Params,
     /// Position behind its message.
     end: Place,
     /// Part of the device that it can fill.
     fill: f32,
 }
 
+/// The parameters of a launch.
+#[derive(Debug)]
+enum Params {
+    /// Their address in the ring. The client may change them, which only affects its own launch.
+    InRing(u64),
+    /// Of the server's kernel that moves these pieces of managed memory.
+    Moves(Box<(Moves, Pieces)>),
+}
+
 impl Planned {
     /// The launch.
     pub fn body(&self) -> &Launch {
         &self.body
+    }
+
+    /// The pieces of managed memory that it moves, if it is no launch of the client's.
+    pub fn pieces(&self) -> Option<&Pieces> {
+        match &self.params {
+            Params::InRing(_) => None,
+            Params::Moves(moves) => Some(&moves.1),
+        }
     }
 
     /// Number of its threads.
@@ -73,10 +91,13 @@ impl Planned {
         let len = self.body.param_len as usize;
         to.clear();
         to.reserve(len);
-        // SAFETY: `len` bytes are in the ring, or in a message that is kept; `to` has room for them. The client may
-        // change them meanwhile, which only affects its own launch.
+        let params = match &self.params {
+            Params::InRing(address) => *address as *const u8,
+            Params::Moves(moves) => return to.extend_from_slice(&moves.0.as_bytes()[..len]),
+        };
+        // SAFETY: `len` bytes are in the ring, or in a message that is kept; `to` has room for them.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.params as *const u8, to.as_mut_ptr(), len);
+            std::ptr::copy_nonoverlapping(params, to.as_mut_ptr(), len);
             to.set_len(len);
         }
     }

@@ -111,8 +111,10 @@ pub struct Stream {
     pub green: Option<GreenRef>,
     /// Graphs for launch batches.
     pub chains: Chains,
-    /// Whether there was exactly one operation between the client's last two marks.
+    /// Whether there was exactly one operation between the client's last two marks, besides moves of managed memory.
     pub waits_for_each: bool,
+    /// Moves of managed memory since the client's last mark.
+    pub moves: u64,
     /// Measured progress and the resulting limit of operations in flight.
     pub pace: Pace,
     /// Its progress in the session's description.
@@ -157,6 +159,7 @@ impl Stream {
             green: None,
             chains: Chains::default(),
             waits_for_each: false,
+            moves: 0,
             pace: Pace::default(),
             progress: None,
         }
@@ -364,7 +367,7 @@ impl Stream {
     fn note_mark(&mut self, slot: u32, value: u32) {
         let before = self.mark.map_or(0, |mark| mark.ops);
         // The operation and the mark itself.
-        self.waits_for_each = self.ops == before + 2;
+        self.waits_for_each = self.ops == before + 2 + std::mem::take(&mut self.moves);
         self.mark = Some(Point {
             ops: self.ops,
             slot,

@@ -498,7 +498,7 @@ fn perform(
     message: Incoming<'_>,
     on_slow_lane: bool,
 ) -> Step {
-    if message.op == Op::Launch && !on_slow_lane {
+    if matches!(message.op, Op::Launch | Op::ManagedMove) && !on_slow_lane {
         match session.launch_run(shared) {
             Ok(0) => {}
             Ok(launched) => {

@@ -417,6 +417,9 @@ fn submit(
     for event in recorded.into_iter().flatten() {
         event::recorded_by_launch(event, stream, &ring);
     }
+    if work.is_some() {
+        pages::behind_work(&mut ring, stream)?;
+    }
     drop(ring);
     drop(work);
     if function.layout().prints() {

@@ -4,13 +4,19 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use mpsshim_proto::message::{Copy, Mark, Op, SIDES_MANAGED};
+use mpsshim_proto::message::{
+    Copy, ManagedMove, Mark, NO_FLAG, Op, PIECES_MAX, Piece, SIDES_MANAGED, Side,
+};
+use zerocopy::IntoBytes;
 
+use super::guard::PAGE;
 use super::habits::{Due, SLOTS};
-use super::region::{Home, PIECE};
+use super::region::{Home, Open, PIECE};
 use super::{
     ATTENDED, Blocked, Direction, LAUNCHES, LAUNCHING, Part, STATE, State, attend, guard, lock,
 };
+use mpsshim_api::cuda::CUDA_ERROR_OUT_OF_MEMORY;
+
 use crate::ffi::Status;
 use crate::proxy::memory;
 use crate::proxy::stream::{self, StreamRef};
@@ -56,8 +62,36 @@ fn fetch(session: &Session, stream: StreamRef) {
     let Some(mut state) = STATE.try_lock() else {
         return;
     };
-    if let Err(status) = state.fetch_along(session, stream) {
+    let ring = session.try_ring();
+    let fetched = match ring {
+        Ok(Some(mut ring)) if stream.is_busy() => state.fetch_along(&mut ring, stream, 0),
+        other => other.map(drop),
+    };
+    if let Err(status) = fetched {
         tracing::debug!(%status, "managed memory was not fetched along");
+    }
+}
+
+/// To be called with the ring by which the last work was given to a stream, while that counts as launching: pieces that the
+/// host uses after this launch are fetched behind it.
+///
+/// # Errors
+/// Those of a session that has ended.
+#[inline]
+pub fn behind_work(ring: &mut Ring<'_>, stream: StreamRef) -> Status {
+    match EXPECTS.load(Ordering::Relaxed) {
+        true => fetch_behind(ring, stream),
+        false => Ok(()),
+    }
+}
+
+#[cold]
+fn fetch_behind(ring: &mut Ring<'_>, stream: StreamRef) -> Status {
+    let _signals = Blocked::new();
+    // A thread with this lock may wait for the ring.
+    match STATE.try_lock() {
+        Some(mut state) => state.fetch_along(ring, stream, 1),
+        None => Ok(()),
     }
 }
 
@@ -83,8 +117,39 @@ fn others_are_busy(stream: StreamRef) -> bool {
     others.any(|other| other.is_busy())
 }
 
-/// Puts copies into the ring, which a stream executes behind what it was given before.
-fn put(ring: &mut Ring<'_>, stream: StreamRef, parts: &[Part], direction: Direction) -> Status {
+/// Puts copies into the ring, which a stream executes behind what it was given before, and behind them a mark with this
+/// flag and value, if there is one.
+fn put(
+    ring: &mut Ring<'_>,
+    stream: StreamRef,
+    parts: &[Part],
+    direction: Direction,
+    flag: Option<(u32, u32)>,
+) -> Status {
+    /// The server copies such units by a kernel.
+    const UNIT: u64 = 16;
+    let (slot, value) = flag.unwrap_or((NO_FLAG, 0));
+    let fits = |(device, host, len): &Part| (device | host | len).is_multiple_of(UNIT);
+    if parts.len() <= PIECES_MAX && parts.iter().all(fits) {
+        let mut pieces = [Piece::default(); PIECES_MAX];
+        for ((device, host, len), piece) in parts.iter().copied().zip(&mut pieces) {
+            *piece = Piece { device, host, len };
+        }
+        let body = ManagedMove {
+            stream: stream.handle(),
+            len: parts.iter().map(|(_, _, len)| len).sum(),
+            to: match direction {
+                Direction::ToDevice => Side::Device as u32,
+                Direction::ToHost => Side::Host as u32,
+            },
+            pieces: parts.len() as u32,
+            slot,
+            value,
+        };
+        ring.put(Op::ManagedMove, 0, &body, pieces[..parts.len()].as_bytes())?;
+        stream.count(ring);
+        return Ok(());
+    }
     for part in parts {
         let body = Copy {
             stream: stream.handle(),
@@ -93,14 +158,34 @@ fn put(ring: &mut Ring<'_>, stream: StreamRef, parts: &[Part], direction: Direct
         ring.put(Op::Copy, 0, &body, &[])?;
         stream.count(ring);
     }
+    if flag.is_some() {
+        let stream = stream.handle();
+        ring.put(
+            Op::Mark,
+            0,
+            &Mark {
+                stream,
+                slot,
+                value,
+            },
+            &[],
+        )?;
+    }
     Ok(())
 }
 
 impl State {
-    /// The host has used a piece that was on the device, or begins to write to one that it has read.
-    pub fn note_use(&mut self, session: &Session, start: u64, piece: usize, write: bool) {
+    /// The host has used a piece that was on the device, at this offset in it, or begins to write to one that it has read.
+    pub fn note_use(
+        &mut self,
+        session: &Session,
+        (start, piece): (u64, usize),
+        offset: u64,
+        write: bool,
+    ) {
         let launches = LAUNCHES.load(Ordering::SeqCst);
-        self.habits.used((start, piece), write, launches);
+        let page = offset / PAGE;
+        self.habits.used((start, piece), page, write, launches);
         if self.habits.any() && self.place.is_none() {
             let device = memory::server_device_of(start).unwrap_or(0);
             let len = SLOTS as u64 * PIECE;
@@ -131,19 +216,17 @@ impl State {
         }
     }
 
-    /// Fetches the pieces that are due, behind the work of a stream. They come to memory that the program does not know,
-    /// since it may use the pieces themselves meanwhile.
-    fn fetch_along(&mut self, session: &Session, stream: StreamRef) -> Status {
+    /// Fetches the pieces that are due, behind the work of a stream, while so many calls of this thread count as launching.
+    /// They come to memory that the program does not know, since it may use the pieces themselves meanwhile.
+    fn fetch_along(&mut self, ring: &mut Ring<'_>, stream: StreamRef, launching: usize) -> Status {
         // In this order: a call that counts a launch later is seen below, or when the pieces are made accessible.
         let launches = LAUNCHES.load(Ordering::SeqCst);
         let Some(place) = self.place else {
             return Ok(());
         };
-        if LAUNCHING.load(Ordering::SeqCst) != 0
-            || self
-                .fetched
-                .as_ref()
-                .is_some_and(|it| it.launches == launches)
+        let is_done = |fetched: &Fetched| fetched.launches == launches;
+        if LAUNCHING.load(Ordering::SeqCst) != launching
+            || self.fetched.as_ref().is_some_and(is_done)
         {
             return Ok(());
         }
@@ -153,28 +236,51 @@ impl State {
             let region = self.regions.get(&due.piece.0);
             region.is_some_and(|region| region.home(due.piece.1) == Home::Device)
         });
-        let Some(mut ring) = session.try_ring()? else {
-            return Ok(());
-        };
-        if pieces.is_empty()
-            || stream.is_capturing()
-            || !stream.is_busy()
-            || others_are_busy(stream)
-        {
+        if pieces.is_empty() || stream.is_capturing() || others_are_busy(stream) {
             return Ok(());
         }
         let parts: Vec<Part> = pieces
             .iter()
             .filter_map(|due| {
-                let (start, piece) = due.piece;
-                let (first, len) = self.regions.get(&start)?.addresses(&(piece..piece + 1));
+                let (first, len) = self.pages(due)?;
                 Some((first, place + due.slot as u64 * PIECE, len))
             })
             .collect();
-        put(&mut ring, stream, &parts, Direction::ToHost)?;
+        put(ring, stream, &parts, Direction::ToHost, None)?;
         self.fetched = Some(Fetched { launches, pieces });
         FETCHED.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Address and bytes of the pages that the host will use.
+    fn pages(&self, due: &Due) -> Option<(u64, u64)> {
+        let (start, piece) = due.piece;
+        let (first, len) = self.regions.get(&start)?.addresses(&(piece..piece + 1));
+        let end = (due.pages.end * PAGE).min(len);
+        let begin = (due.pages.start * PAGE).min(end);
+        Some((first + begin, end - begin)).filter(|(_, len)| *len != 0)
+    }
+
+    /// The accessible pages of a piece, if only some are, go back to the device, so that none is accessible.
+    pub fn close_pages(&mut self, session: &Session, start: u64, piece: usize) -> Status {
+        let Some(region) = self.regions.get(&start) else {
+            return Ok(());
+        };
+        let Some(open) = region.open.get(&piece).copied() else {
+            return Ok(());
+        };
+        if !guard::deny((open.start, open.len)) {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let host = region.host(open.start).filter(|_| open.written);
+        let part = host.map(|host| (open.start, host, open.len));
+        let copied = self.copy(session, part.as_slice(), Direction::ToDevice);
+        match (copied, self.regions.get_mut(&start)) {
+            (Ok(()), Some(region)) => region.set(piece..piece + 1, Home::Device),
+            (Err(_), _) => drop(guard::allow((open.start, open.len), false, open.written)),
+            _ => {}
+        }
+        copied
     }
 
     /// Makes the pieces accessible that were fetched along, if the device cannot have changed them since.
@@ -189,18 +295,23 @@ impl State {
                 attend(region);
             }
         }
-        if LAUNCHES.load(Ordering::SeqCst) != fetched.launches
-            || LAUNCHING.load(Ordering::SeqCst) != 0
-            || stream::any_busy()
-        {
+        if LAUNCHES.load(Ordering::SeqCst) != fetched.launches {
+            return;
+        }
+        if LAUNCHING.load(Ordering::SeqCst) != 0 || stream::any_busy() {
+            // A later wait sees more.
+            self.fetched = Some(fetched);
+            FETCHED.store(true, Ordering::Relaxed);
             return;
         }
         for due in fetched.pieces {
             let (start, piece) = due.piece;
+            let Some((first, len)) = self.pages(&due) else {
+                continue;
+            };
             let Some(region) = self.regions.get_mut(&start) else {
                 continue;
             };
-            let (first, len) = region.addresses(&(piece..piece + 1));
             let Some(host) = region
                 .host(first)
                 .filter(|_| region.home(piece) == Home::Device)
@@ -214,11 +325,13 @@ impl State {
                 std::ptr::copy_nonoverlapping(from as *const u8, host as *mut u8, len as usize);
             }
             if guard::allow((first, len), false, due.written) {
-                let home = match due.written {
-                    true => Home::Host,
-                    false => Home::Both,
+                let open = Open {
+                    start: first,
+                    len,
+                    written: due.written,
                 };
-                region.set(piece..piece + 1, home);
+                region.open.insert(piece, open);
+                region.set(piece..piece + 1, Home::Pages);
                 self.habits.fetched(due.piece, fetched.launches);
             }
         }
@@ -239,14 +352,9 @@ impl State {
         if self.sent.is_some() || stream.is_capturing() || stream::any_busy() {
             return Ok(false);
         }
-        put(&mut ring, stream, parts, Direction::ToDevice)?;
         self.value = self.value.wrapping_add(1);
-        let body = Mark {
-            stream: stream.handle(),
-            slot: own.slot(),
-            value: self.value,
-        };
-        ring.put(Op::Mark, 0, &body, &[])?;
+        let flag = Some((own.slot(), self.value));
+        put(&mut ring, stream, parts, Direction::ToDevice, flag)?;
         self.sent = Some(Sent {
             stream: stream.handle(),
             value: self.value,

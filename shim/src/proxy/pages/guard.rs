@@ -20,7 +20,8 @@ type Place = (u64, u64);
 /// Resolves a fault: address, whether it is a store; returns whether the access is to be repeated.
 type Handle = fn(u64, bool) -> bool;
 
-const PAGE: u64 = 4096;
+/// Bytes of a page of the host.
+pub const PAGE: u64 = 4096;
 
 /// The descriptor of userfaultfd; -1 if pages are guarded by signals.
 static FD: AtomicI32 = AtomicI32::new(-1);

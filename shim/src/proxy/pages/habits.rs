@@ -2,6 +2,7 @@
 //! exchanges after each step: a wait can fetch them along, before they are used.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Pieces that are fetched along at most, each with a place of its own in the memory that they are fetched to.
 pub const SLOTS: usize = 16;
@@ -18,6 +19,9 @@ const PROBE: u32 = 64;
 /// Start of a region, and a piece of it.
 pub type Piece = (u64, usize);
 
+/// Pages of a piece.
+pub type Pages = Range<u64>;
+
 /// When the host uses a piece.
 #[derive(Debug)]
 struct Habit {
@@ -27,6 +31,8 @@ struct Habit {
     interval: u64,
     /// Uses after this interval, one after the other.
     uses: u32,
+    /// The pages that the host uses, and those between them.
+    pages: Pages,
     /// The host writes to it.
     written: bool,
     /// Its place, once it is fetched along.
@@ -34,9 +40,10 @@ struct Habit {
 }
 
 /// A piece that the host is expected to use next.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Due {
     pub piece: Piece,
+    pub pages: Pages,
     pub slot: usize,
     /// The host will write to it too.
     pub written: bool,
@@ -63,19 +70,23 @@ impl Habits {
         self.taken.contains(&true)
     }
 
-    /// The host uses a piece, after so many launches of the process.
-    pub fn used(&mut self, piece: Piece, write: bool, launches: u64) {
+    /// The host uses a page of a piece, after so many launches of the process.
+    pub fn used(&mut self, piece: Piece, page: u64, write: bool, launches: u64) {
         if let Some(habit) = self.known.get_mut(&piece) {
             let interval = launches - habit.last;
-            if interval == 0 {
+            if interval == 0 || interval == habit.interval {
                 habit.written |= write;
+                habit.pages.start = habit.pages.start.min(page);
+                habit.pages.end = habit.pages.end.max(page + 1);
+            }
+            if interval == 0 {
                 return;
             }
             if interval == habit.interval {
                 habit.uses += 1;
-                habit.written |= write;
             } else {
-                (habit.interval, habit.uses, habit.written) = (interval, 0, write);
+                (habit.interval, habit.uses) = (interval, 0);
+                (habit.pages, habit.written) = (page..page + 1, write);
                 free(&mut self.taken, &mut habit.slot);
             }
             habit.last = launches;
@@ -95,6 +106,7 @@ impl Habits {
                 last: launches,
                 interval: 0,
                 uses: 0,
+                pages: page..page + 1,
                 written: write,
                 slot: None,
             };
@@ -117,6 +129,7 @@ impl Habits {
             } else if since == habit.interval && habit.uses % PROBE != PROBE - 1 {
                 due.push(Due {
                     piece: *piece,
+                    pages: habit.pages.clone(),
                     slot,
                     written: habit.written,
                 });
@@ -176,7 +189,7 @@ mod tests {
     fn steady(habits: &mut Habits, piece: Piece) -> u64 {
         let last = 10 + 2 * (u64::from(SURE) + 1);
         for launches in (10..=last).step_by(2) {
-            habits.used(piece, false, launches);
+            habits.used(piece, 5, false, launches);
         }
         last
     }
@@ -198,7 +211,7 @@ mod tests {
     fn it_is_not_when_its_interval_changes_or_no_use_comes() {
         let mut habits = Habits::new();
         let last = steady(&mut habits, PIECE);
-        habits.used(PIECE, false, last + 1);
+        habits.used(PIECE, 5, false, last + 1);
         assert!(!habits.any());
         assert_eq!(due(&mut habits, last + 2), []);
 
@@ -212,7 +225,7 @@ mod tests {
     fn uses_too_far_apart_are_none() {
         let mut habits = Habits::new();
         for round in 0..10 {
-            habits.used(PIECE, false, round * (LONGEST + 1));
+            habits.used(PIECE, 5, false, round * (LONGEST + 1));
         }
         assert!(!habits.any());
     }
@@ -232,7 +245,7 @@ mod tests {
         }
         assert!(fetched < PROBE);
         // The fault of this time.
-        habits.used(PIECE, false, launches);
+        habits.used(PIECE, 5, false, launches);
         assert_eq!(due(&mut habits, launches + 2), [PIECE]);
         assert!(habits.any());
     }
@@ -242,8 +255,24 @@ mod tests {
         let mut habits = Habits::new();
         let last = steady(&mut habits, PIECE);
         assert!(!habits.due(last + 2)[0].written);
-        habits.used(PIECE, true, last);
+        habits.used(PIECE, 5, true, last);
         assert!(habits.due(last + 2)[0].written);
+    }
+
+    #[test]
+    fn pages_that_are_used_and_those_between_them_are_due() {
+        let mut habits = Habits::new();
+        let last = steady(&mut habits, PIECE);
+        assert_eq!(habits.due(last + 2)[0].pages, 5..6);
+        habits.used(PIECE, 9, false, last + 2);
+        habits.used(PIECE, 4, false, last + 2);
+        assert_eq!(habits.due(last + 4)[0].pages, 4..10);
+        // Another interval: from the beginning.
+        habits.used(PIECE, 2, false, last + 5);
+        for launches in [last + 6, last + 7, last + 8, last + 9, last + 10] {
+            habits.used(PIECE, 2, false, launches);
+        }
+        assert_eq!(habits.due(last + 11)[0].pages, 2..3);
     }
 
     #[test]
@@ -258,9 +287,9 @@ mod tests {
         slots.sort_unstable();
         assert_eq!(slots, (0..SLOTS).collect::<Vec<_>>());
         // More are not watched, until some have not been used for long.
-        habits.used((PIECE.0, WATCHED), false, last);
+        habits.used((PIECE.0, WATCHED), 5, false, last);
         assert!(!habits.known.contains_key(&(PIECE.0, WATCHED)));
-        habits.used((PIECE.0, WATCHED), false, last + LONGEST + 1);
+        habits.used((PIECE.0, WATCHED), 5, false, last + LONGEST + 1);
         assert!(habits.known.contains_key(&(PIECE.0, WATCHED)));
         assert!(!habits.any());
     }

@@ -28,13 +28,15 @@ pub enum Home {
     Copy,
     /// As `Copy`, and the host writes to its pages. [`Region::twins`] has their content before.
     Written,
+    /// On the device, and some of it in the host's pages too ([`Region::open`]).
+    Pages,
 }
 
 impl Home {
     /// Whether the host may access its pages without a fault.
     pub fn permits(self, write: bool) -> bool {
         match self {
-            Home::Nowhere | Home::Device => false,
+            Home::Nowhere | Home::Device | Home::Pages => false,
             Home::Both | Home::Copy => !write,
             Home::Host | Home::Written => true,
         }
@@ -44,6 +46,17 @@ impl Home {
     pub fn is_provisional(self) -> bool {
         matches!(self, Home::Copy | Home::Written)
     }
+}
+
+/// Pages of a piece that the host can access without a fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Open {
+    /// Address of the first.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
+    /// The host's content is the later one.
+    pub written: bool,
 }
 
 /// A grant of managed memory.
@@ -63,6 +76,8 @@ pub struct Region {
     on_device: usize,
     /// Content of the host's pages before the host wrote to them, by piece.
     pub twins: BTreeMap<usize, Box<[u8]>>,
+    /// The accessible pages of each piece that is [`Home::Pages`].
+    pub open: BTreeMap<usize, Open>,
     /// Address in the host arena of the pages behind each chunk, once there are some.
     pub chunks: Vec<Option<u64>>,
     /// Launches of the process when the region, or all of its content, was new.
@@ -88,6 +103,7 @@ impl Region {
             homes: vec![Home::Nowhere; pieces],
             on_device: 0,
             twins: BTreeMap::new(),
+            open: BTreeMap::new(),
             chunks: vec![None; len.div_ceil(chunk) as usize],
             born,
             attended: false,
@@ -141,6 +157,18 @@ impl Region {
         self.homes[piece]
     }
 
+    /// The address up to which the host can access what begins at `address` without a fault, in one piece; `None` if that is
+    /// a fault.
+    pub fn accessible(&self, address: u64, write: bool) -> Option<u64> {
+        let piece = self.piece_of(address);
+        if let Some(open) = self.open.get(&piece) {
+            let inside = (open.start..open.start + open.len).contains(&address);
+            return (inside && (open.written || !write)).then_some(open.start + open.len);
+        }
+        let (first, len) = self.addresses(&(piece..piece + 1));
+        self.homes[piece].permits(write).then_some(first + len)
+    }
+
     /// Whether the device has all that is valid.
     pub fn is_on_device(&self) -> bool {
         self.on_device == self.homes.len()
@@ -157,6 +185,9 @@ impl Region {
     /// Says where pieces are valid.
     pub fn set(&mut self, pieces: Range<usize>, home: Home) {
         for piece in pieces {
+            if home != Home::Pages {
+                self.open.remove(&piece);
+            }
             self.on_device -= usize::from(self.homes[piece] == Home::Device);
             self.homes[piece] = home;
             self.on_device += usize::from(home == Home::Device);
@@ -314,6 +345,29 @@ mod tests {
         region.set(3..4, Home::Host);
         region.expect(1..32);
         assert_eq!(region.wanted(1), 1..3);
+    }
+
+    #[test]
+    fn open_pages_are_accessible_until_the_piece_has_another_home() {
+        let mut region = Region::new(START, 2 << 20, 0);
+        region.set(0..32, Home::Device);
+        let first = START + 3 * PIECE;
+        let open = Open {
+            start: first + 8192,
+            len: 4096,
+            written: false,
+        };
+        region.open.insert(3, open);
+        region.set(3..4, Home::Pages);
+        assert!(!region.is_on_device());
+        assert_eq!(region.accessible(first, false), None);
+        assert_eq!(region.accessible(first + 8200, false), Some(first + 12288));
+        assert_eq!(region.accessible(first + 8200, true), None);
+        assert_eq!(region.accessible(first + 12288, false), None);
+        region.set(3..4, Home::Both);
+        assert_eq!(region.accessible(first, false), Some(first + PIECE));
+        assert_eq!(region.accessible(first, true), None);
+        assert!(region.open.is_empty());
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! Launch batches of a session.
 
-use super::{FOR_MARK, LENGTHS, MOST, Marking, Planned, UNBEGUN, Unfit};
+use super::{FOR_MARK, LENGTHS, MOST, Marking, Params, Planned, UNBEGUN, Unfit};
 use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
+use crate::engine::gpu::copy_kernel::{MoveKernel, Moves};
 use crate::engine::objects::pace::{Length, Runs};
 use crate::engine::objects::streams::Stream;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
-use mpsshim_proto::message::{Launch, Mark, Op, PARAMS_MAX};
+use mpsshim_proto::message::{Launch, ManagedMove, Mark, Op, PARAMS_MAX};
 use mpsshim_proto::ring::{Message, Place, Violation};
 use std::time::Instant;
 
@@ -45,7 +46,8 @@ impl Session {
                 found = self.await_message(&mut place)?;
             }
             let Some(found) = found else { break };
-            let Some(op @ (Op::Launch | Op::Mark)) = Op::from_u16(found.op) else {
+            let Some(op @ (Op::Launch | Op::ManagedMove | Op::Mark)) = Op::from_u16(found.op)
+            else {
                 break;
             };
             let message = Incoming::in_ring(op, *self.inbox.consumer.memory(), &found);
@@ -53,7 +55,11 @@ impl Session {
                 return Ok(self.marking(shared, run, message, place));
             }
             place = place.behind(&found);
-            let Some(planned) = self.planned(shared, run.first(), message, place) else {
+            let planned = match op {
+                Op::Launch => self.planned(shared, run.first(), message, place),
+                _ => self.planned_move(shared, run.first(), message, place),
+            };
+            let Some(planned) = planned else {
                 break;
             };
             run.push(planned);
@@ -93,26 +99,65 @@ impl Session {
         if writes {
             self.note_written();
         }
-        let params = params as u64;
         Some(Planned {
             body,
             raw,
-            params,
+            params: Params::InRing(params as u64),
             end,
             fill,
         })
     }
 
-    /// Whether the batch is the only launch, on an idle stream, of a client that usually waits for each launch.
+    /// Returns a launch that moves the pieces of managed memory in a message, if it can be in a batch that begins with
+    /// `first`.
+    fn planned_move(
+        &mut self,
+        shared: &Shared,
+        first: Option<&Planned>,
+        message: Incoming<'_>,
+        end: Place,
+    ) -> Option<Planned> {
+        let body: ManagedMove = message.body().ok()?;
+        let fits = first.is_none_or(|first| first.body.stream == body.stream);
+        fits.then_some(())?;
+        let index = self.objects.streams.index(body.stream).ok()?;
+        let device = self.objects.streams.at(index).ok()?.device;
+        let gpu = &shared.gpu;
+        gpu.devices[device].make_current(&gpu.driver).ok()?;
+        let pieces = self.pieces(message, &body).ok()?;
+        let (kernel, moves) = self.move_kernel(gpu, index, &body, &pieces).ok()??;
+        Some(Planned {
+            body: Launch {
+                stream: body.stream,
+                grid: [1; 3],
+                block: [MoveKernel::THREADS, 1, 1],
+                param_len: Moves::PARAMS as u32,
+                ..Launch::default()
+            },
+            raw: kernel.function(),
+            params: Params::Moves(Box::new((moves, pieces))),
+            end,
+            fill: 0.0,
+        })
+    }
+
+    /// Whether the batch has at most one launch, with managed memory that is moved around it, on an idle stream, of a client
+    /// that usually waits for each launch.
     fn expects_mark(&self, shared: &Shared, run: &[Planned]) -> bool {
-        let [only] = run else { return false };
-        let waits = |stream: &Stream| stream.is_fresh() && stream.waits_for_each;
-        let expects = |stream: &Stream| {
-            waits(stream) && self.writer(&shared.gpu, stream, only.threads()).is_some()
+        let Some(first) = run.first() else {
+            return false;
         };
+        let launches = run.iter().filter(|planned| planned.pieces().is_none());
+        if run.len() >= UNBEGUN || launches.count() > 1 {
+            return false;
+        }
+        let threads = run.iter().map(Planned::threads).max().unwrap_or(0);
+        let waits = |stream: &Stream| stream.is_fresh() && stream.waits_for_each;
+        let expects =
+            |stream: &Stream| waits(stream) && self.writer(&shared.gpu, stream, threads).is_some();
         self.objects
             .streams
-            .get(only.body.stream)
+            .get(first.body.stream)
             .is_ok_and(expects)
     }
 
@@ -190,7 +235,7 @@ impl Session {
             }
         }
         // Noted before the launch, since a fault may be seen before it returns.
-        for one in run {
+        for one in run.iter().filter(|one| one.pieces().is_none()) {
             self.shared.launched.note(one.body.function, index);
         }
         if shared.gpu.driver.graph.launch(chain.exec, raw).is_err() {
@@ -201,7 +246,14 @@ impl Session {
             .map(|mark| mark.end)
             .or(run.last().map(|last| last.end));
         self.inbox.consumer.consume_to(end?);
-        self.flow.counts.launches += run.len() as u64;
+        let mut launches = 0;
+        for one in run {
+            match one.pieces() {
+                None => launches += 1,
+                Some(pieces) => self.note_moved(index, pieces),
+            }
+        }
+        self.flow.counts.launches += launches;
         let messages = messages(run) as u64;
         if let Err(CallError::Status(status)) = self.submitted(&shared.gpu, index, messages) {
             shared.gpu.note_status(status);
@@ -210,8 +262,10 @@ impl Session {
                 self.post_error(status);
             }
         }
-        let fill = run.iter().map(|one| one.fill).sum::<f32>() / run.len().max(1) as f32;
-        self.note_fill(index, fill);
+        if launches != 0 {
+            let fill = run.iter().map(|one| one.fill).sum::<f32>() / launches as f32;
+            self.note_fill(index, fill);
+        }
         if let Some(Marking { body, .. }) = mark {
             self.flow.marks.note();
             self.note_mark(index, body.slot, body.value).ok()?;

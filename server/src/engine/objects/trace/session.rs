@@ -219,15 +219,21 @@ impl Session {
             .map_or(0, Stream::ops);
         let before = ops.saturating_sub(run.len() as u64 + u64::from(mark.is_some()));
         for (at, launch) in (0..).zip(run) {
-            let name = self.traced_name(shared, launch.body().function, tracer.of);
+            let (kind, amount) = match launch.pieces() {
+                None => {
+                    let name = self.traced_name(shared, launch.body().function, tracer.of);
+                    (Kind::Kernel(name), launch.body().blocks())
+                }
+                Some(pieces) => (Kind::Copy, pieces.len()),
+            };
             let Ok(stream) = self.objects.streams.get(launch.body().stream) else {
                 continue;
             };
             let what = What::Operation {
                 stream: stream.number,
                 ops: before + at + 1,
-                kind: Kind::Kernel(name),
-                amount: launch.body().blocks(),
+                kind,
+                amount,
             };
             tracer.record(begun + at * each, begun + (at + 1) * each, what);
         }
