@@ -213,7 +213,6 @@ fn between(
     write: bool,
     call: impl Fn() -> ssize_t,
 ) -> ssize_t {
-    const MOST: usize = 20;
     let buffer = match write {
         true => AllRead(local.0, local.1 as usize),
         false => AllStored(local.0, local.1 as usize),
@@ -244,7 +243,7 @@ fn between(
     if !is_short(got) || managed().next().is_none() {
         return got;
     }
-    for _ in 0..MOST {
+    for _ in 0..TRIES {
         if !pages::remote::ask(process as u32, managed(), write) {
             break;
         }
