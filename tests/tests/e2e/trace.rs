@@ -192,7 +192,10 @@ fn two_clients_side_by_side() {
     assert_eq!(lost, 0);
     for running in [&first, &second] {
         let pid = running.pid();
-        assert_eq!(trace.names[&(pid.into(), None)], format!("client ({pid})"));
+        assert_eq!(
+            trace.names[&(pid.into(), None)],
+            format!("survivor ({pid})")
+        );
         let given = trace.of(pid, "submissions");
         let done = trace.of(pid, "stream ");
         // In flight when the trace began.
