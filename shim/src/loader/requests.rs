@@ -192,7 +192,7 @@ interpose! {
     setsockopt(socket: c_int, level: c_int, option: c_int, value: Pointer, len: socklen_t) -> c_int: [Read(value, len as size_t)];
 }
 
-type Copy = unsafe extern "C-unwind" fn(
+pub(super) type Copy = unsafe extern "C-unwind" fn(
     libc::pid_t,
     *const iovec,
     c_ulong,
@@ -278,7 +278,7 @@ fn elements<'a>((parts, count): Array, is_there: bool) -> Cow<'a, [iovec]> {
     Cow::Owned(copy)
 }
 
-static READ_OTHER: Symbol = Symbol::new(c"process_vm_readv");
+pub(super) static READ_OTHER: Symbol = Symbol::new(c"process_vm_readv");
 static WRITE_OTHER: Symbol = Symbol::new(c"process_vm_writev");
 
 /// `process_vm_readv`

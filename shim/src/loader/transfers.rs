@@ -11,6 +11,7 @@ use std::ptr;
 use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 use super::next::{Symbol, symbols};
+use super::requests;
 use crate::proxy::pages;
 use crate::store_hold;
 
@@ -53,15 +54,9 @@ pub(super) fn read_own<T: Copy>(from: *const T, to: &mut [T]) -> bool {
     unsafe {
         let error = *libc::__errno_location();
         let own = libc::getpid();
-        let got = libc::syscall(
-            libc::SYS_process_vm_readv,
-            own,
-            &raw const here,
-            1,
-            &raw const there,
-            1,
-            0,
-        );
+        // Not the interposed function, which comes here.
+        let read = mem::transmute::<*mut (), requests::Copy>(requests::READ_OTHER.address());
+        let got = read(own, &raw const here, 1, &raw const there, 1, 0);
         let refused = got < 0 && *libc::__errno_location() != libc::EFAULT;
         *libc::__errno_location() = error;
         if refused {

@@ -162,7 +162,7 @@ fn stop(place: &Place, path: &PathBuf) -> (Trace, u64) {
     (trace, lost)
 }
 
-/// A program that does what it is told, so that all its records find room however late they are collected.
+/// A program that works on command, so that all its records find room however late they are collected.
 fn obedient(place: &Place) -> Running {
     let program = env!("CARGO_BIN_EXE_survivor");
     Running::start_until(&mut preloaded(program, place.pipe()), "started")

@@ -87,7 +87,7 @@ struct Talk {
 }
 
 impl Talk {
-    /// `None` if the caller is not of this user, nor root.
+    /// Refuses callers of other users, except root.
     fn new(stream: UnixStream, own: u32) -> Option<Talk> {
         let is_permitted = peer(&stream).is_some_and(|peer| peer.uid == own || peer.uid == 0);
         let is_ready = is_permitted && stream.set_nonblocking(true).is_ok();
@@ -148,7 +148,7 @@ fn serve(listener: &UnixListener, touch: fn(u64, u64, bool)) {
             match listener.accept() {
                 Ok((stream, _)) => talks.extend(Talk::new(stream, own)),
                 Err(error) if error.kind() == ErrorKind::InvalidInput => return,
-                // As without descriptors: later.
+                // Perhaps without a free descriptor: tries later.
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
         }

@@ -121,7 +121,7 @@ impl Shared {
         let mut ending = Vec::new();
         let mut at_work = Vec::new();
         let sessions = self.roster.session_list();
-        // Read after the list of sessions: one that leaves meanwhile is in both, not in neither.
+        // Read after the list of sessions: a session leaving meanwhile is in both, not in neither.
         let leaving = self.roster.leaving_at_work();
         for session in sessions {
             let is_at_rest = session.is_at_rest();
