@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use libc::{iovec, size_t, socklen_t, ssize_t};
 
 use super::next::{Symbol, symbols};
-use super::transfers::{Buffer, TRIES};
+use super::transfers::{Buffer, MOST_PARTS, TRIES, read_own};
 use crate::proxy::pages;
 
 /// Longest path.
@@ -244,7 +244,7 @@ interpose! {
     setsockopt(socket: c_int, level: c_int, option: c_int, value: Pointer, len: socklen_t) -> c_int: [Read(value, len as size_t)];
 }
 
-type Copy = unsafe extern "C-unwind" fn(
+pub(super) type Copy = unsafe extern "C-unwind" fn(
     libc::pid_t,
     *const iovec,
     c_ulong,
@@ -265,7 +265,6 @@ fn between(
     write: bool,
     call: impl Fn() -> ssize_t,
 ) -> ssize_t {
-    const MOST: usize = 20;
     let buffer = match write {
         true => AllRead(local.0, local.1 as usize),
         false => AllStored(local.0, local.1 as usize),
@@ -296,7 +295,7 @@ fn between(
     if !is_short(got) || managed().next().is_none() {
         return got;
     }
-    for _ in 0..MOST {
+    for _ in 0..TRIES {
         if !pages::remote::ask(process as u32, managed(), write) {
             break;
         }
@@ -312,45 +311,26 @@ fn between(
 /// The elements of an array; none if it is not there. `is_there`: the kernel has just read it. Otherwise it is read as the
 /// kernel reads it, since the array may be the reason for EFAULT. Leaves the error of the last call.
 fn elements<'a>((parts, count): Array, is_there: bool) -> Cow<'a, [iovec]> {
-    if parts.is_null() || count == 0 || count > 1024 {
+    let count = count as usize;
+    if parts.is_null() || count == 0 || count > MOST_PARTS {
         return Cow::Borrowed(&[]);
     }
-    let count = count as usize;
     if is_there {
         // SAFETY: the array has as many elements.
         return Cow::Borrowed(unsafe { std::slice::from_raw_parts(parts, count) });
     }
-    let mut copy = Vec::with_capacity(count);
-    let part = |at: *mut c_void| iovec {
-        iov_base: at,
-        iov_len: count * size_of::<iovec>(),
+    let none = iovec {
+        iov_base: std::ptr::null_mut(),
+        iov_len: 0,
     };
-    let (to, from) = (
-        part(copy.as_mut_ptr() as *mut c_void),
-        part(parts as *mut c_void),
-    );
-    // SAFETY: the copy has room for the array, which the kernel reads; the elements are set if it has read all of them.
-    unsafe {
-        let error = *libc::__errno_location();
-        let own = libc::getpid();
-        let got = libc::syscall(
-            libc::SYS_process_vm_readv,
-            own,
-            &raw const to,
-            1,
-            &raw const from,
-            1,
-            0,
-        );
-        *libc::__errno_location() = error;
-        if got == to.iov_len as c_long {
-            copy.set_len(count);
-        }
+    let mut copy = vec![none; count];
+    if !read_own(parts, &mut copy) {
+        copy.clear();
     }
     Cow::Owned(copy)
 }
 
-static READ_OTHER: Symbol = Symbol::new(c"process_vm_readv");
+pub(super) static READ_OTHER: Symbol = Symbol::new(c"process_vm_readv");
 static WRITE_OTHER: Symbol = Symbol::new(c"process_vm_writev");
 
 /// `process_vm_readv`

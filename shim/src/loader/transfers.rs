@@ -11,6 +11,7 @@ use std::ptr;
 use libc::{iovec, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t};
 
 use super::next::{Symbol, symbols};
+use super::requests;
 use crate::proxy::pages;
 use crate::store_hold;
 
@@ -27,6 +28,43 @@ fn failed_to_store(got: ssize_t) -> bool {
 
 /// Times that managed memory may be taken away while the kernel uses it.
 pub(super) const TRIES: usize = 1000;
+
+/// Most elements of an array of buffers; the kernel refuses more.
+pub(super) const MOST_PARTS: usize = 1024;
+
+/// Reads an array of the program's. Returns whether all of it is there: if it is not, the call that has it as an argument
+/// fails with EFAULT, and no signal is raised here. Leaves the error of the last call. Async-signal-safe.
+///
+/// `T` is a struct of the kernel's interface, all of whose bytes may have any value.
+pub(super) fn read_own<T: Copy>(from: *const T, to: &mut [T]) -> bool {
+    if from.is_null() {
+        return to.is_empty();
+    }
+    let bytes = size_of_val(to);
+    let part = |at: *mut c_void| iovec {
+        iov_base: at,
+        iov_len: bytes,
+    };
+    let (here, there) = (
+        part(to.as_mut_ptr().cast()),
+        part(from.cast_mut().cast::<c_void>()),
+    );
+    // SAFETY: `to` has room for the array, which the kernel reads. Where it refuses that system call, the program's argument
+    // is relied on.
+    unsafe {
+        let error = *libc::__errno_location();
+        let own = libc::getpid();
+        // Not the interposed function, which comes here.
+        let read = mem::transmute::<*mut (), requests::Copy>(requests::READ_OTHER.address());
+        let got = read(own, &raw const here, 1, &raw const there, 1, 0);
+        let refused = got < 0 && *libc::__errno_location() != libc::EFAULT;
+        *libc::__errno_location() = error;
+        if refused {
+            ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len());
+        }
+        refused || got as usize == bytes
+    }
+}
 
 /// A buffer of a call and its use by the kernel.
 #[derive(Clone, Copy, Debug)]
@@ -51,16 +89,25 @@ impl Buffer {
             pages::touch(at, len, write);
             pages::is_in(at)
         };
-        // SAFETY: the program's arguments, which the kernel reads too.
-        let all = |parts: *const iovec, count: usize, write| unsafe {
-            let parts = match parts.is_null() {
-                true => &[],
-                false => std::slice::from_raw_parts(parts, count.min(1024)),
+        let all = |parts: *const iovec, count: usize, write| {
+            let count = count.min(MOST_PARTS);
+            let mut any = one(parts.cast(), count * size_of::<iovec>(), false);
+            let none = iovec {
+                iov_base: ptr::null_mut(),
+                iov_len: 0,
             };
-            let each = parts
-                .iter()
-                .map(|part| one(part.iov_base, part.iov_len, write));
-            one(parts.as_ptr().cast(), size_of_val(parts), false) | each.fold(false, |a, b| a | b)
+            let (mut some, mut done) = ([none; 64], 0);
+            while done < count {
+                let next = some.len().min(count - done);
+                if !read_own(parts.wrapping_add(done), &mut some[..next]) {
+                    break;
+                }
+                for part in &some[..next] {
+                    any |= one(part.iov_base, part.iov_len, write);
+                }
+                done += next;
+            }
+            any
         };
         match self {
             Buffer::Stored(at, len) => one(at, len, true),
@@ -68,11 +115,14 @@ impl Buffer {
             Buffer::AllStored(parts, count) => all(parts, count, true),
             Buffer::AllRead(parts, count) => all(parts, count, false),
             Buffer::Message(message, write) => {
-                // SAFETY: as above.
-                let Some(message) = (unsafe { message.as_ref() }) else {
-                    return false;
-                };
-                one(ptr::from_ref(message).cast(), size_of::<msghdr>(), true)
+                let managed = one(message.cast(), size_of::<msghdr>(), true);
+                // SAFETY: all zero is a value of the struct.
+                let mut found = [unsafe { mem::zeroed::<msghdr>() }];
+                if !read_own(message, &mut found) {
+                    return managed;
+                }
+                let [message] = found;
+                managed
                     | one(message.msg_name, message.msg_namelen as usize, write)
                     | one(message.msg_control, message.msg_controllen, write)
                     | all(message.msg_iov, message.msg_iovlen, write)
@@ -384,6 +434,46 @@ mod tests {
             let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
             assert!(!found.is_null(), "{name:?}");
         }
+    }
+
+    #[test]
+    fn arrays_that_are_not_there_are_left_to_the_kernel() {
+        let absent = ptr::without_provenance::<iovec>(8);
+        let mut byte = 0u8;
+        let part = iovec {
+            iov_base: (&raw mut byte).cast(),
+            iov_len: 1,
+        };
+        let parts = [part; 100];
+        // SAFETY: all zero is a value of the struct.
+        let mut message = unsafe { mem::zeroed::<msghdr>() };
+        message.msg_iov = absent.cast_mut();
+        message.msg_iovlen = 3;
+        // A negative number of elements, as a C program passes it.
+        let negative = -1i32 as usize;
+        for (at, count) in [(absent, 1), (absent, 100), (parts.as_ptr(), negative)] {
+            assert!(!Buffer::AllRead(at, count).fetch());
+            assert!(!Buffer::AllStored(at, count).fetch());
+        }
+        for write in [false, true] {
+            assert!(!Buffer::Message(&raw const message, write).fetch());
+            assert!(!Buffer::Message(absent.cast(), write).fetch());
+        }
+        // SAFETY: the thread's own errno.
+        unsafe { *libc::__errno_location() = libc::EBADF };
+        let mut found = [iovec {
+            iov_base: ptr::null_mut(),
+            iov_len: 0,
+        }; 100];
+        assert!(read_own(parts.as_ptr(), &mut found));
+        assert!(
+            found
+                .iter()
+                .all(|found| found.iov_base == part.iov_base && found.iov_len == 1)
+        );
+        assert!(!read_own(absent, &mut found));
+        // SAFETY: as above.
+        assert_eq!(unsafe { *libc::__errno_location() }, libc::EBADF);
     }
 
     #[test]

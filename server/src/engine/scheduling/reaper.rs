@@ -100,6 +100,8 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
             Err(RecvTimeoutError::Disconnected) => return,
         }
         if shared.gpu.is_lost() {
+            // The report of the fault may name these sessions, and precedes their ends.
+            shared.gpu.health.await_decision();
             // Nothing can be freed any more; the process is about to be replaced.
             for mut one in dying.drain(..) {
                 let why = one.session.flow.fault.take();
@@ -110,7 +112,8 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
         }
         let mut at = 0;
         while at < dying.len() {
-            if dying[at].is_over(shared) {
+            // On a lost context every stream looks drained. The next turn handles it.
+            if dying[at].is_over(shared) && !shared.gpu.is_lost() {
                 let over = dying.swap_remove(at);
                 // An annex must not close before all of its objects have been handed to the undertaker.
                 let _annex_stays = shared.lanes.moving.read();

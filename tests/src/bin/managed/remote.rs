@@ -3,6 +3,12 @@
 use super::*;
 use std::ops::Range;
 
+/// Prints the error of a call of the child, whose exit status cannot hold it.
+fn failed(call: &str, got: isize) {
+    let error = std::io::Error::last_os_error();
+    eprintln!("{call} in the child: {got} ({error})");
+}
+
 /// The other process: reads a range, whose bytes must be these, and writes others there. Its exit status.
 fn copies(parent: libc::pid_t, at: u64, expected: &[u8], next: &mut [u8]) -> c_int {
     let mut found = vec![0u8; expected.len()];
@@ -15,6 +21,7 @@ fn copies(parent: libc::pid_t, at: u64, expected: &[u8], next: &mut [u8]) -> c_i
     // SAFETY: buffers of that length, here and there.
     let read = unsafe { libc::process_vm_readv(parent, &to, 1, &there, 1, 0) };
     if read != expected.len() as isize {
+        failed("process_vm_readv", read);
         return 1;
     }
     if found != expected {
@@ -22,11 +29,11 @@ fn copies(parent: libc::pid_t, at: u64, expected: &[u8], next: &mut [u8]) -> c_i
     }
     // SAFETY: as above.
     let written = unsafe { libc::process_vm_writev(parent, &from, 1, &there, 1, 0) };
-    if written == expected.len() as isize {
-        0
-    } else {
-        3
+    if written != expected.len() as isize {
+        failed("process_vm_writev", written);
+        return 3;
     }
+    0
 }
 
 pub fn remote(setup: &Setup, random: &mut Random, until: Instant) -> Outcome {
@@ -44,6 +51,10 @@ pub fn remote(setup: &Setup, random: &mut Random, until: Instant) -> Outcome {
         let place = at + range.start as u64;
         // SAFETY: the child uses its copies of the variables above, and ends without the parent's exit handlers.
         let child = unsafe { libc::fork() };
+        if child < 0 {
+            let error = std::io::Error::last_os_error();
+            return Err(format!("fork: {error}"));
+        }
         if child == 0 {
             let status = copies(own, place, &model[range], &mut next);
             // SAFETY: as above.

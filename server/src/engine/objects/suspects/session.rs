@@ -12,15 +12,11 @@ use mpsshim_proto::segment::reached;
 use std::sync::Arc;
 
 impl SessionShared {
-    /// Adds it to the clients that had work in flight.
-    pub fn add_to(&self, suspects: &mut Vec<Suspect>) {
-        // A leaving session may be in both lists.
-        let is_known = |one: &Suspect| one.client.session == self.info.session;
-        if !suspects.iter().any(is_known) {
-            suspects.push(Suspect {
-                client: self.info.clone(),
-                kernel: self.launched.kernel(),
-            });
+    /// The report about it after a fault.
+    fn suspect(&self) -> Suspect {
+        Suspect {
+            client: self.info.clone(),
+            kernel: self.launched.kernel(),
         }
     }
 }
@@ -123,8 +119,11 @@ impl Shared {
     pub fn decide(&self, status: CUresult) {
         let mut going_on = 0;
         let mut ending = Vec::new();
-        let mut at_work = self.roster.leaving_at_work();
-        for session in self.roster.session_list() {
+        let mut at_work = Vec::new();
+        let sessions = self.roster.session_list();
+        // Read after the list of sessions: a session leaving meanwhile is in both, not in neither.
+        let leaving = self.roster.leaving_at_work();
+        for session in sessions {
             let is_at_rest = session.is_at_rest();
             if is_at_rest && session.description.bonds().is_empty() {
                 session.description.set_outlives();
@@ -136,22 +135,25 @@ impl Shared {
             }
             ending.push(session);
         }
+        for session in leaving {
+            if !at_work.iter().any(|known| Arc::ptr_eq(known, &session)) {
+                at_work.push(session);
+            }
+        }
         // This must happen before any client can see the status.
         self.hand_out_text(status, &at_work);
-        let mut suspects = Vec::new();
-        for session in &at_work {
-            session.add_to(&mut suspects);
-        }
+        let suspects = at_work.iter().map(|session| session.suspect()).collect();
         for session in ending {
             session.end(status);
             self.gpu.keeping.forget_session(session.info.session);
         }
-        self.gpu.health.set_decided();
+        // Precedes the end of any suspect, which the daemon would no longer know.
         self.roster.tell(EngineEvent::Fault {
             status: status.0,
             going_on,
             suspects,
         });
+        self.gpu.health.set_decided();
     }
 
     /// Has [`Shared::decide`] called when a context is lost.
