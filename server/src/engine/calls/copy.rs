@@ -194,7 +194,7 @@ impl Session {
         pieces: &Pieces,
     ) -> Result<bool, CallError> {
         let (index, stream) = self.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
-        if let Some((kernel, moves)) = self.move_kernel(&shared.gpu, index, body, pieces)? {
+        if let Some((kernel, moves)) = self.move_kernel(shared, index, body, pieces)? {
             kernel.launch(&shared.gpu.driver, stream, moves)?;
             self.note_moved(index, pieces);
             self.submitted(&shared.gpu, index, 1)?;
@@ -333,9 +333,10 @@ mod tests {
     use crate::engine::testing::{
         FAULT, Fixture, Function, counts, obeys, others, records, sealed,
     };
-    use mpsshim_proto::message::Op;
     use mpsshim_proto::message::memory::FileRegister;
+    use mpsshim_proto::message::{Op, PIECES_MAX, Piece};
     use mpsshim_proto::segment::STAGING_LEN;
+    use zerocopy::IntoBytes;
 
     fn extent(at: [u64; 3], pitch: u64, rows: u64, size: [u64; 3]) -> Result<u64, CUresult> {
         Rows { at, pitch, rows }.extent(size)
@@ -446,6 +447,132 @@ mod tests {
         let body = CopyInline { to, stream, len };
         let most = [0; INLINE_COPY_MAX];
         assert_eq!(test.status(Op::CopyInline, &body, &most), CUDA_SUCCESS);
+    }
+
+    const MOVES: [(&str, Function); 3] = [
+        ("cuMemcpyHtoDAsync_v2", records as Function),
+        ("cuMemcpyDtoHAsync_v2", records as Function),
+        ("cuStreamWriteValue32_v2", records as Function),
+    ];
+
+    /// A move of pieces of 64 bytes to the device, and a flag behind it.
+    fn moves(stream: u64, pieces: &[Piece]) -> ManagedMove {
+        ManagedMove {
+            stream,
+            len: pieces.iter().map(|piece| piece.len).sum(),
+            to: DEVICE,
+            pieces: pieces.len() as u32,
+            slot: 3,
+            value: 7,
+        }
+    }
+
+    fn piece(device: u64, host: u64) -> Piece {
+        let len = 64;
+        Piece { device, host, len }
+    }
+
+    #[test]
+    fn pieces_are_copied_in_their_order_and_a_flag_is_written_behind_them() {
+        let mut test = Fixture::new(&MOVES);
+        let (device, host) = (test.memory(UNIT), test.pinned(4096));
+        let stream = test.stream();
+        let pieces = [piece(device + 128, host), piece(device, host + 64)];
+        let body = moves(stream, &pieces);
+        let bytes = pieces.as_bytes();
+        assert_eq!(test.status(Op::ManagedMove, &body, bytes), CUDA_SUCCESS);
+        let on = raw(&test, stream);
+        let recorded = test.recorded();
+        assert_eq!(recorded[0][..4], [device + 128, host, 64, on]);
+        assert_eq!(recorded[1][..4], [device, host + 64, 64, on]);
+        assert_eq!((recorded[2][0], recorded[2][2]), (on, 7));
+        let body = ManagedMove {
+            to: HOST,
+            slot: NO_FLAG,
+            ..body
+        };
+        assert_eq!(test.status(Op::ManagedMove, &body, bytes), CUDA_SUCCESS);
+        let recorded = test.recorded();
+        assert_eq!(recorded[0][..4], [host, device + 128, 64, on]);
+        assert_eq!(recorded.len(), 2, "no flag");
+        let moved = test.session.flow.counts.managed;
+        let counts = [moved.to_device, moved.to_host].map(|moved| (moved.bytes, moved.copies));
+        assert_eq!(counts, [(128, 2); 2]);
+    }
+
+    #[test]
+    fn pieces_that_do_not_fit_the_message_and_flags_that_are_none_break_the_protocol() {
+        let mut test = Fixture::new(&MOVES);
+        let (device, host) = (test.memory(UNIT), test.pinned(4096));
+        let pieces = [piece(device, host); PIECES_MAX + 1];
+        let good = moves(test.stream(), &pieces[..PIECES_MAX]);
+        let bytes = pieces.as_bytes();
+        let most = size_of::<Piece>() * PIECES_MAX;
+        for (body, len) in [
+            (good, most - 1),
+            (ManagedMove { pieces: 9, ..good }, bytes.len()),
+            (
+                ManagedMove {
+                    pieces: u32::MAX,
+                    ..good
+                },
+                most,
+            ),
+            (
+                ManagedMove {
+                    to: STAGING,
+                    ..good
+                },
+                most,
+            ),
+            (ManagedMove { to: 256, ..good }, most),
+            (
+                ManagedMove {
+                    slot: NO_FLAG - 1,
+                    ..good
+                },
+                most,
+            ),
+        ] {
+            let rest = &bytes[..len];
+            assert!(test.is_violation(Op::ManagedMove, &body, rest), "{body:?}");
+        }
+        assert_eq!((test.calls(), test.session.flow.counts.copies), (0, 0));
+        let status = test.status(Op::ManagedMove, &good, &bytes[..most]);
+        assert_eq!(status, CUDA_SUCCESS);
+    }
+
+    #[test]
+    fn pieces_outside_the_sessions_memory_are_refused_and_the_flag_is_written() {
+        let mut test = Fixture::new(&MOVES);
+        let (device, host) = (test.memory(UNIT), test.pinned(4096));
+        let (file, stream) = (read_only_file(&mut test), test.stream());
+        for (value, (to, from)) in (1..).zip([
+            (device + UNIT - 63, host),
+            (device - UNIT, host),
+            (file, host),
+            (device, host + 4096 - 63),
+            (device, device),
+            (0, host),
+            (u64::MAX - 31, host),
+        ]) {
+            let pieces = [piece(to, from)];
+            let body = ManagedMove {
+                value,
+                ..moves(stream, &pieces)
+            };
+            let status = test.told(Op::ManagedMove, &body, pieces.as_bytes());
+            assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "{to:#x} {from:#x}");
+            let flag = test.session.shared.segment.flag(3);
+            assert_eq!(flag, value);
+        }
+        assert_eq!((test.calls(), test.session.flow.counts.copies), (0, 0));
+        let pieces = [piece(device, host)];
+        for other in others(stream) {
+            let body = moves(other, &pieces);
+            let status = test.told(Op::ManagedMove, &body, pieces.as_bytes());
+            assert_eq!(status, CUDA_ERROR_INVALID_HANDLE, "{other:#x}");
+        }
     }
 
     #[test]

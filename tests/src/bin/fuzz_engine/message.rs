@@ -31,8 +31,9 @@ use mpsshim_proto::message::stream::{
 };
 use mpsshim_proto::message::{
     Attach, Copy, CopyInline, EventCreate, EventOnStream, EventPair, FunctionAttribute,
-    GetFunction, HostAlloc, INLINE_COPY_MAX, ImageLoad, JitOption, Launch, Limit, MANAGED, Mark,
-    MarkEvent, MemGrant, Memset, Named, Object, Occupancy, Op, PointerQuery, Range, StreamCreate,
+    GetFunction, HostAlloc, INLINE_COPY_MAX, ImageLoad, JitOption, Launch, Limit, MANAGED,
+    ManagedMove, Mark, MarkEvent, MemGrant, Memset, NO_FLAG, Named, Object, Occupancy, Op,
+    PIECES_MAX, Piece, PointerQuery, Range, StreamCreate,
 };
 use mpsshim_proto::segment::{FLAGS, STAGING_LEN};
 use rand::rngs::SmallRng;
@@ -744,6 +745,37 @@ impl Maker<'_> {
                     len: self.count(len).into(),
                 };
                 plain(op, &inline).with(&vec![0x5a; len])
+            }
+            Op::ManagedMove => {
+                let count = match self.once_in(100) {
+                    true => self.pick(&[0, PIECES_MAX, PIECES_MAX + 1]),
+                    false => self.rng.random_range(1..4),
+                };
+                let pieces: Vec<Piece> = (0..count)
+                    .map(|_| {
+                        let len = self.len();
+                        Piece {
+                            device: self.address(len),
+                            host: self.address(len),
+                            len,
+                        }
+                    })
+                    .collect();
+                let body = ManagedMove {
+                    stream: self.stream(),
+                    len: self.len(),
+                    to: match self.once_in(300) {
+                        true => self.small(),
+                        false => self.rng.random_range(0..2),
+                    },
+                    pieces: self.count(count),
+                    slot: match self.once_in(3) {
+                        true => NO_FLAG,
+                        false => self.slot(),
+                    },
+                    value: self.rng.random(),
+                };
+                plain(op, &body).with(pieces.as_bytes())
             }
             Op::Copy => {
                 let len = self.len();

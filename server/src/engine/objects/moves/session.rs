@@ -3,9 +3,9 @@
 use super::Pieces;
 use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
-use crate::engine::gpu::Gpu;
 use crate::engine::gpu::copy_kernel::{MoveKernel, Moves};
 use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUresult};
 use mpsshim_proto::arena;
 use mpsshim_proto::message::{ManagedMove, NO_FLAG, PIECES_MAX, Piece, Side};
@@ -40,20 +40,25 @@ impl Session {
     /// do it. The device's context must be current.
     ///
     /// The kernel copies managed memory only, which the server has mapped for reading and writing; elsewhere it could
-    /// fault, and all clients would lose the context.
+    /// fault, and all clients would lose the context. Beside blocks that last long it would wait for room, and a thread of
+    /// the client that waits for its flag with it.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` for memory that is not the session's.
     pub fn move_kernel(
         &self,
-        gpu: &Gpu,
+        shared: &Shared,
         index: usize,
         body: &ManagedMove,
         pieces: &Pieces,
     ) -> Result<Option<(MoveKernel, Moves)>, CUresult> {
         let stream = self.objects.streams.at(index)?;
         let mut moves = Moves::default();
-        let mut fits = !stream.capturing && gpu.devices.len() == 1 && gpu.flags.host_is_device();
+        let gpu = &shared.gpu;
+        let mut fits = !stream.capturing
+            && gpu.devices.len() == 1
+            && gpu.flags.host_is_device()
+            && !shared.roster.fairness.has_long_blocks(stream.device);
         for (piece, slot) in pieces.all().iter().zip(&mut moves.pieces) {
             let device = self.place_of(piece.device);
             self.check_device(device, piece.len)?;

@@ -125,7 +125,7 @@ impl Session {
         let gpu = &shared.gpu;
         gpu.devices[device].make_current(&gpu.driver).ok()?;
         let pieces = self.pieces(message, &body).ok()?;
-        let (kernel, moves) = self.move_kernel(gpu, index, &body, &pieces).ok()??;
+        let (kernel, moves) = self.move_kernel(shared, index, &body, &pieces).ok()??;
         Some(Planned {
             body: Launch {
                 stream: body.stream,
