@@ -117,8 +117,8 @@ fn others_are_busy(stream: StreamRef) -> bool {
     others.any(|other| other.is_busy())
 }
 
-/// Puts copies into the ring, which a stream executes behind what it was given before, and behind them a mark with this
-/// flag and value, if there is one.
+/// Puts copies into the ring, which a stream executes behind its work so far, and behind them a mark with this flag and
+/// value, if there is one.
 fn put(
     ring: &mut Ring<'_>,
     stream: StreamRef,
@@ -175,7 +175,7 @@ fn put(
 }
 
 impl State {
-    /// The host has used a piece that was on the device, at this offset in it, or begins to write to one that it has read.
+    /// The host has used a piece that was on the device, at this offset in it, or begins to write to a piece that it has read.
     pub fn note_use(
         &mut self,
         session: &Session,
@@ -216,7 +216,7 @@ impl State {
         }
     }
 
-    /// Fetches the pieces that are due, behind the work of a stream, while so many calls of this thread count as launching.
+    /// Fetches the pieces that are due, behind the work of a stream. `launching`: calls of this thread that count as launching.
     /// They come to memory that the program does not know, since it may use the pieces themselves meanwhile.
     fn fetch_along(&mut self, ring: &mut Ring<'_>, stream: StreamRef, launching: usize) -> Status {
         // In this order: a call that counts a launch later is seen below, or when the pieces are made accessible.
@@ -338,7 +338,7 @@ impl State {
     }
 
     /// Gives parts to the device before the next work of a stream, if nothing else is in flight: then the copies wait for
-    /// nothing, and whoever needs them done waits for a moment only. Returns whether it did.
+    /// nothing, and a thread that needs them done waits for a moment only. Returns whether it did.
     pub fn send(&mut self, session: &Session, parts: &[Part], stream: StreamRef) -> Status<bool> {
         let Some(own) = self.stream.filter(|_| parts.len() <= MOST_PARTS) else {
             return Ok(false);
@@ -364,7 +364,7 @@ impl State {
         Ok(true)
     }
 
-    /// Work in `stream` (`None`: in any) may follow what was sent: waits if it would not, and forgets it once it is done.
+    /// Work in `stream` (`None`: in any) may follow the changes that were sent: waits if it would not, and forgets it once it is done.
     pub fn pass_sent(&mut self, session: &Session, stream: Option<StreamRef>) -> Status {
         let (Some(sent), Some(own)) = (self.sent, self.stream) else {
             return Ok(());
