@@ -2,7 +2,7 @@
 //! about to use, behind the work that it waits for, and pieces that it has changed, before the work that it launches.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use mpsshim_proto::message::{
     Copy, ManagedMove, Mark, NO_FLAG, Op, PIECES_MAX, Piece, SIDES_MANAGED, Side,
@@ -25,6 +25,8 @@ use crate::proxy::wait::{self, Policy};
 
 /// Some pieces are fetched along.
 static EXPECTS: AtomicBool = AtomicBool::new(false);
+/// Number of the device, plus 1, for which memory is wanted to fetch pieces to.
+static WANTED_ON: AtomicU32 = AtomicU32::new(0);
 /// Pieces have been fetched along and not looked at.
 static FETCHED: AtomicBool = AtomicBool::new(false);
 
@@ -46,6 +48,35 @@ pub struct Sent {
     stream: u64,
     /// Value of the mark behind the copies.
     value: u32,
+}
+
+/// Allocates memory to fetch pieces to, if that is wanted. A fault cannot: its thread may have been interrupted with locks that
+/// requests take. Without memory, pieces are fetched when they are used.
+#[inline]
+pub fn furnish(session: &Session) {
+    if WANTED_ON.load(Ordering::Relaxed) != 0 {
+        allocate(session);
+    }
+}
+
+#[cold]
+fn allocate(session: &Session) {
+    let Some(device) = WANTED_ON.swap(0, Ordering::Relaxed).checked_sub(1) else {
+        return;
+    };
+    let Ok(made) = memory::host_alloc_of_pages(session, device, SLOTS as u64 * PIECE) else {
+        return;
+    };
+    let mut locked = lock();
+    let surplus = match locked.state.place {
+        Some(_) => Some(made),
+        None => locked.state.place.replace(made),
+    };
+    locked.state.tell_waits();
+    drop(locked);
+    if let Some(surplus) = surplus {
+        let _ = memory::host_give_back(session, surplus);
+    }
 }
 
 /// To be called before the host waits for a stream that it has given work to.
@@ -176,21 +207,13 @@ fn put(
 
 impl State {
     /// The host has used a piece that was on the device, at this offset in it, or begins to write to a piece that it has read.
-    pub fn note_use(
-        &mut self,
-        session: &Session,
-        (start, piece): (u64, usize),
-        offset: u64,
-        write: bool,
-    ) {
+    pub fn note_use(&mut self, (start, piece): (u64, usize), offset: u64, write: bool) {
         let launches = LAUNCHES.load(Ordering::SeqCst);
         let page = offset / PAGE;
         self.habits.used((start, piece), page, write, launches);
         if self.habits.any() && self.place.is_none() {
             let device = memory::server_device_of(start).unwrap_or(0);
-            let len = SLOTS as u64 * PIECE;
-            // Without memory pieces are fetched when they are used.
-            self.place = memory::host_alloc_of_pages(session, device, len).ok();
+            WANTED_ON.store(device + 1, Ordering::Relaxed);
         }
         self.tell_waits();
     }
