@@ -309,7 +309,7 @@ fn share_all(session: &Session) -> Status<Vec<u64>> {
         while launching() && began.elapsed() < MOMENT {
             std::hint::spin_loop();
         }
-        if launching() || stream::any_busy() {
+        if launching() || stream::any_busy(session) {
             drop(locked);
             std::thread::yield_now();
             continue;
@@ -578,9 +578,9 @@ fn attend(region: &mut Region) {
 }
 
 /// Whether the device may be changing a region.
-fn is_in_use(region: &Region) -> bool {
+fn is_in_use(session: &Session, region: &Region) -> bool {
     LAUNCHES.load(Ordering::SeqCst) != region.born
-        && (LAUNCHING.load(Ordering::SeqCst) != 0 || stream::any_busy())
+        && (LAUNCHING.load(Ordering::SeqCst) != 0 || stream::any_busy(session))
 }
 
 /// Maps nothing at these addresses, which stay reserved.
@@ -677,7 +677,7 @@ impl State {
         let _counted = Counted::new();
         let region = self.region(address).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         attend(region);
-        let in_use = is_in_use(region);
+        let in_use = is_in_use(session, region);
         let piece = region.piece_of(address);
         let first = region.start;
         // The host uses more than the pages that were fetched along.

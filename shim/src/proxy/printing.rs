@@ -37,7 +37,7 @@ fn collect(session: &Session, seen: Seen) {
 
 fn fetch(session: &Session) {
     // Work that still runs may print more.
-    if !stream::any_busy() {
+    if !stream::any_busy(session) {
         EXPECTED.store(false, Ordering::Relaxed);
     }
     loop {

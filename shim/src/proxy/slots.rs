@@ -42,6 +42,12 @@ impl Slots {
         self.retiring.clone()
     }
 
+    /// Whether work of destroyed streams has not been seen to end.
+    pub fn any_in_flight(&self, flag: impl Fn(u32) -> u32) -> bool {
+        let mut retiring = self.retiring.iter();
+        retiring.any(|&(slot, value)| !reached(flag(slot), value))
+    }
+
     fn sweep(&mut self, flag: impl Fn(u32) -> u32) {
         let free = &mut self.free;
         self.retiring.retain(|&(slot, value)| {

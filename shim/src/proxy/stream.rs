@@ -355,9 +355,16 @@ pub fn all() -> Vec<StreamRef> {
         .collect()
 }
 
-/// Whether any stream was given work that is not known to be complete.
-pub fn any_busy() -> bool {
-    all().iter().any(|stream| stream.is_busy())
+/// Whether any stream but this one was given work that is not known to be complete. Destroyed streams count too.
+pub fn any_busy_but(session: &Session, except: Option<StreamRef>) -> bool {
+    let counts = |stream: &StreamRef| except.is_none_or(|other| other.handle() != stream.handle());
+    let mut others = all().into_iter().filter(counts);
+    others.any(|stream| stream.is_busy()) || session.may_have_retiring()
+}
+
+/// Whether any stream was given work that is not known to be complete. Destroyed streams count too.
+pub fn any_busy(session: &Session) -> bool {
+    any_busy_but(session, None)
 }
 
 /// Destroys a stream that [`crate::proxy::capture`] no longer knows; work already queued still runs.

@@ -175,6 +175,12 @@ impl Session {
         self.slots.lock().retiring(|slot| self.flag_value(slot))
     }
 
+    /// Whether work of destroyed streams may be in flight. Does not wait: true while another thread has the slots.
+    pub fn may_have_retiring(&self) -> bool {
+        let slots = self.slots.try_lock();
+        slots.is_none_or(|slots| slots.any_in_flight(|slot| self.flag_value(slot)))
+    }
+
     /// Tells that the host function of this value has returned; the server then lets its stream continue.
     pub fn host_function_returned(&self, slot: u32, value: u32) {
         self.flag(slot + RETURNED).store(value, Ordering::Release);
@@ -522,6 +528,18 @@ impl Ring<'_> {
         }
         self.publish(room, op, token);
         Ok(())
+    }
+
+    /// As [`Ring::put`], if the ring has room: returns whether it had.
+    pub fn try_put<T: IntoBytes + Immutable>(&mut self, op: Op, body: &T, trailing: &[u8]) -> bool {
+        let body = body.as_bytes();
+        let Some(room) = self.sender.producer.reserve(body.len() + trailing.len()) else {
+            return false;
+        };
+        self.fill(room, 0, body);
+        self.fill(room, body.len(), trailing);
+        self.publish(room, op, 0);
+        true
     }
 
     /// Room for a message of `len` bytes, at most [`mpsshim_proto::ring::MAX_MESSAGE`]; waits while the ring is full.

@@ -418,7 +418,7 @@ fn submit(
         event::recorded_by_launch(event, stream, &ring);
     }
     if work.is_some() {
-        pages::behind_work(&mut ring, stream)?;
+        pages::behind_work(&mut ring, stream);
     }
     drop(ring);
     drop(work);

@@ -93,36 +93,28 @@ fn fetch(session: &Session, stream: StreamRef) {
     let Some(mut state) = STATE.try_lock() else {
         return;
     };
-    let ring = session.try_ring();
-    let fetched = match ring {
-        Ok(Some(mut ring)) if stream.is_busy() => state.fetch_along(&mut ring, stream, 0),
-        other => other.map(drop),
-    };
-    if let Err(status) = fetched {
-        tracing::debug!(%status, "managed memory was not fetched along");
+    if let Ok(Some(mut ring)) = session.try_ring()
+        && stream.is_busy()
+    {
+        state.fetch_along(&mut ring, stream, 0);
     }
 }
 
 /// To be called with the ring by which the last work was given to a stream, while that counts as launching: pieces that the
 /// host uses after this launch are fetched behind it.
-///
-/// # Errors
-/// Those of a session that has ended.
 #[inline]
-pub fn behind_work(ring: &mut Ring<'_>, stream: StreamRef) -> Status {
-    match EXPECTS.load(Ordering::Relaxed) {
-        true => fetch_behind(ring, stream),
-        false => Ok(()),
+pub fn behind_work(ring: &mut Ring<'_>, stream: StreamRef) {
+    if EXPECTS.load(Ordering::Relaxed) {
+        fetch_behind(ring, stream);
     }
 }
 
 #[cold]
-fn fetch_behind(ring: &mut Ring<'_>, stream: StreamRef) -> Status {
+fn fetch_behind(ring: &mut Ring<'_>, stream: StreamRef) {
     let _signals = Blocked::new();
     // A thread with this lock may wait for the ring.
-    match STATE.try_lock() {
-        Some(mut state) => state.fetch_along(ring, stream, 1),
-        None => Ok(()),
+    if let Some(mut state) = STATE.try_lock() {
+        state.fetch_along(ring, stream, 1);
     }
 }
 
@@ -137,15 +129,40 @@ pub fn observe(session: &Session) {
 #[cold]
 fn admit(session: &Session) {
     if session.check().is_ok() {
-        lock().state.admit_fetched();
+        lock().state.admit_fetched(session);
     }
 }
 
-/// Whether work was given to streams other than this one and is not known to be complete.
-fn others_are_busy(stream: StreamRef) -> bool {
-    let others = stream::all().into_iter();
-    let mut others = others.filter(|other| other.handle() != stream.handle());
-    others.any(|other| other.is_busy())
+/// The copies as one message, if they fit one.
+fn moved(
+    stream: StreamRef,
+    parts: &[Part],
+    direction: Direction,
+    flag: Option<(u32, u32)>,
+) -> Option<(ManagedMove, [Piece; PIECES_MAX])> {
+    /// The server copies such units by a kernel.
+    const UNIT: u64 = 16;
+    let fits = |(device, host, len): &Part| (device | host | len).is_multiple_of(UNIT);
+    if parts.len() > PIECES_MAX || !parts.iter().all(fits) {
+        return None;
+    }
+    let mut pieces = [Piece::default(); PIECES_MAX];
+    for ((device, host, len), piece) in parts.iter().copied().zip(&mut pieces) {
+        *piece = Piece { device, host, len };
+    }
+    let (slot, value) = flag.unwrap_or((NO_FLAG, 0));
+    let body = ManagedMove {
+        stream: stream.handle(),
+        len: parts.iter().map(|(_, _, len)| len).sum(),
+        to: match direction {
+            Direction::ToDevice => Side::Device as u32,
+            Direction::ToHost => Side::Host as u32,
+        },
+        pieces: parts.len() as u32,
+        slot,
+        value,
+    };
+    Some((body, pieces))
 }
 
 /// Puts copies into the ring, which a stream executes behind its work so far, and behind them a mark with this flag and
@@ -157,30 +174,12 @@ fn put(
     direction: Direction,
     flag: Option<(u32, u32)>,
 ) -> Status {
-    /// The server copies such units by a kernel.
-    const UNIT: u64 = 16;
-    let (slot, value) = flag.unwrap_or((NO_FLAG, 0));
-    let fits = |(device, host, len): &Part| (device | host | len).is_multiple_of(UNIT);
-    if parts.len() <= PIECES_MAX && parts.iter().all(fits) {
-        let mut pieces = [Piece::default(); PIECES_MAX];
-        for ((device, host, len), piece) in parts.iter().copied().zip(&mut pieces) {
-            *piece = Piece { device, host, len };
-        }
-        let body = ManagedMove {
-            stream: stream.handle(),
-            len: parts.iter().map(|(_, _, len)| len).sum(),
-            to: match direction {
-                Direction::ToDevice => Side::Device as u32,
-                Direction::ToHost => Side::Host as u32,
-            },
-            pieces: parts.len() as u32,
-            slot,
-            value,
-        };
+    if let Some((body, pieces)) = moved(stream, parts, direction, flag) {
         ring.put(Op::ManagedMove, 0, &body, pieces[..parts.len()].as_bytes())?;
         stream.count(ring);
         return Ok(());
     }
+    let (slot, value) = flag.unwrap_or((NO_FLAG, 0));
     for part in parts {
         let body = Copy {
             stream: stream.handle(),
@@ -241,26 +240,30 @@ impl State {
 
     /// Fetches the pieces that are due, behind the work of a stream. `launching`: calls of this thread that count as launching.
     /// They come to memory that the program does not know, since it may use the pieces themselves meanwhile.
-    fn fetch_along(&mut self, ring: &mut Ring<'_>, stream: StreamRef, launching: usize) -> Status {
+    fn fetch_along(&mut self, ring: &mut Ring<'_>, stream: StreamRef, launching: usize) {
         // In this order: a call that counts a launch later is seen below, or when the pieces are made accessible.
         let launches = LAUNCHES.load(Ordering::SeqCst);
         let Some(place) = self.place else {
-            return Ok(());
+            return;
         };
         let is_done = |fetched: &Fetched| fetched.launches == launches;
         if LAUNCHING.load(Ordering::SeqCst) != launching
             || self.fetched.as_ref().is_some_and(is_done)
         {
-            return Ok(());
+            return;
         }
         let mut pieces = self.habits.due(launches);
         self.tell_waits();
         pieces.retain(|due| {
             let region = self.regions.get(&due.piece.0);
             region.is_some_and(|region| region.home(due.piece.1) == Home::Device)
+                && self.pages(due).is_some()
         });
-        if pieces.is_empty() || stream.is_capturing() || others_are_busy(stream) {
-            return Ok(());
+        if pieces.is_empty()
+            || stream.is_capturing()
+            || stream::any_busy_but(ring.session(), Some(stream))
+        {
+            return;
         }
         let parts: Vec<Part> = pieces
             .iter()
@@ -269,10 +272,23 @@ impl State {
                 Some((first, place + due.slot as u64 * PIECE, len))
             })
             .collect();
-        put(ring, stream, &parts, Direction::ToHost, None)?;
-        self.fetched = Some(Fetched { launches, pieces });
-        FETCHED.store(true, Ordering::Relaxed);
-        Ok(())
+        // A full ring may wait for a host function, which may wait for the lock that this thread has.
+        let mut sent = 0;
+        for parts in parts.chunks(PIECES_MAX) {
+            let Some((body, all)) = moved(stream, parts, Direction::ToHost, None) else {
+                break;
+            };
+            if !ring.try_put(Op::ManagedMove, &body, all[..parts.len()].as_bytes()) {
+                break;
+            }
+            stream.count(ring);
+            sent += parts.len();
+        }
+        pieces.truncate(sent);
+        if !pieces.is_empty() {
+            self.fetched = Some(Fetched { launches, pieces });
+            FETCHED.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Address and bytes of the pages that the host will use.
@@ -307,7 +323,7 @@ impl State {
     }
 
     /// Makes the pieces accessible that were fetched along, if the device cannot have changed them since.
-    fn admit_fetched(&mut self) {
+    fn admit_fetched(&mut self, session: &Session) {
         FETCHED.store(false, Ordering::Relaxed);
         let (Some(fetched), Some(place)) = (self.fetched.take(), self.place) else {
             return;
@@ -321,7 +337,7 @@ impl State {
         if LAUNCHES.load(Ordering::SeqCst) != fetched.launches {
             return;
         }
-        if LAUNCHING.load(Ordering::SeqCst) != 0 || stream::any_busy() {
+        if LAUNCHING.load(Ordering::SeqCst) != 0 || stream::any_busy(session) {
             // A later wait sees more.
             self.fetched = Some(fetched);
             FETCHED.store(true, Ordering::Relaxed);
@@ -372,7 +388,7 @@ impl State {
         let Some(mut ring) = session.try_ring()? else {
             return Ok(false);
         };
-        if self.sent.is_some() || stream.is_capturing() || stream::any_busy() {
+        if self.sent.is_some() || stream.is_capturing() || stream::any_busy(session) {
             return Ok(false);
         }
         self.value = self.value.wrapping_add(1);

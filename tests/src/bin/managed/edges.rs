@@ -128,7 +128,7 @@ fn beside(setup: &Setup, blocks: [u64; 2], seed: u64, stop: &AtomicBool) -> Outc
 /// One step of the host that is not as the others.
 fn disturb(setup: &Setup, random: &mut Random, pair: &mut Pair, stream: CUstream) -> Outcome {
     let (side, len) = (random.below(2), pair.len());
-    match random.below(4) {
+    match random.below(5) {
         0 => {
             let offset = APART + random.below(len - APART);
             pair.compare("a byte", side, offset..offset + 1)?;
@@ -137,6 +137,16 @@ fn disturb(setup: &Setup, random: &mut Random, pair: &mut Pair, stream: CUstream
         // No wait behind it.
         1 => pair.step(setup, stream, side, random.number() as u32)?,
         2 => pair.compare("a block", side, APART..len)?,
+        3 => {
+            // Its work goes on when the stream is destroyed, and the host may look before it has ended.
+            let brief = self::stream()?;
+            pair.step(setup, brief, side, random.number() as u32)?;
+            must!(cuStreamDestroy_v2, brief);
+            load(pair.at[side] + APART as u64);
+            load(pair.at[side] + len as u64 - 1);
+            must!(cuCtxSynchronize);
+            pair.compare("after a destroyed stream", side, APART..len)?;
+        }
         _ => {
             // A copy of the driver's between the edges.
             let (to, from) = (pair.at[side] + APART as u64, pair.at[side] + len as u64 / 2);
