@@ -268,7 +268,7 @@ impl Session {
             0 => shared
                 .images
                 .cache
-                .get(&body.hash)
+                .get(&body.hash, &self.flow.sent)
                 .ok_or(CUDA_ERROR_NOT_FOUND)?,
             token => {
                 let fd = self.receive_descriptor(token)?;
