@@ -37,7 +37,12 @@ const LAYERS: [(&str, &[&str]); 10] = [
     ("lasting state", &["lasting"]),
     (
         "calls",
-        &["calls", "objects/runs/session", "objects/snapshot/session"],
+        &[
+            "calls",
+            "objects/moves/session",
+            "objects/runs/session",
+            "objects/snapshot/session",
+        ],
     ),
     (
         "scheduling",

@@ -1,4 +1,4 @@
-//! The C library's functions behind those that this library interposes.
+//! The C library's functions behind the interposed ones.
 
 use std::ffi::CStr;
 use std::ptr;

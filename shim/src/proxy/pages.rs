@@ -232,6 +232,7 @@ pub fn before_work_in(session: &Session, stream: Option<StreamRef>) -> Status<Op
 #[cold]
 fn give_all(session: &Session, stream: Option<StreamRef>) -> Status {
     store_hold::install();
+    along::furnish(session);
     WAITING.fetch_add(1, Ordering::SeqCst);
     drop(SHARING.lock());
     let mut locked = lock();
@@ -377,7 +378,8 @@ fn furnish_early(region: &mut Region) {
 /// # Errors
 /// Those of `cuStreamCreate`.
 pub fn prepare(session: &Session, context: &'static Context) -> Status {
-    if STATE.lock().stream.is_some() {
+    // Not without `lock`: a signal that came while this thread waits could find it the owner.
+    if lock().state.stream.is_some() {
         return Ok(());
     }
     let made = stream::create(session, context.home(), CU_STREAM_NON_BLOCKING, 0, false)?;
@@ -704,7 +706,7 @@ impl State {
             }
             (Home::Device | Home::Both, _) if size == PIECE => {
                 let offset = (address - start) % PIECE;
-                self.note_use(session, (start, piece), offset, write);
+                self.note_use((start, piece), offset, write);
             }
             _ => {}
         }

@@ -1,11 +1,14 @@
 //! Daemon and programs in containers of their own: the commands of docs/containers.md, and what separates containers.
 
 use crate::docker::{PACKAGES, base_image, containers, docker, done, remove, unpack};
+use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::control_daemon::{Done, wait_until};
+use mpsshim_tests::scene::daemon;
 use serde_json::Value;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::{LazyLock, Mutex, MutexGuard};
 use tempfile::TempDir;
 
@@ -589,5 +592,60 @@ fn the_documented_line_is_the_dockerfile_s() {
     let steps = fs::read_to_string(root().join("packaging/containers/Dockerfile")).expect("file");
     for line in documented("One line in an image") {
         assert!(steps.lines().any(|step| step == line), "{line}");
+    }
+}
+
+/// Docker's default seccomp profile permits no userfaultfd: faults of managed memory come by signals there.
+#[test]
+fn managed_memory_under_the_default_seccomp_profile() {
+    if !containers() {
+        return;
+    }
+    let image = format!("mpsshim-test-host:{}", std::process::id());
+    let mut import = docker(&["import", "-", &image]);
+    let import = import.stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut import = import.spawn().expect("docker");
+    // An archive without files.
+    let mut archive = import.stdin.take().expect("a pipe");
+    archive.write_all(&[0; 1024]).expect("written");
+    drop(archive);
+    assert!(import.wait().expect("docker").success());
+    let _removed = Image(image.clone());
+    let place = daemon();
+    let programs = artifact("managed");
+    let programs = programs.parent().expect("a folder");
+    // The machine's own system, on which the programs were built.
+    let system = ["/usr", "/lib", "/lib64", "/bin"].map(Path::new);
+    let system = system.into_iter().filter(|path| path.exists());
+    let mut options = vec!["--env=MPSSHIM_LOG=mpsshim::proxy::pages=info".to_owned()];
+    for path in system.chain([programs]) {
+        options.push(format!("--volume={0}:{0}:ro", path.display()));
+    }
+    let pipe = place.pipe().display();
+    options.push(format!("--volume={pipe}:{pipe}"));
+    options.push(format!("--env=MPSSHIM_PIPE_DIRECTORY={pipe}"));
+    let file = |name| programs.join(name).display().to_string();
+    options.push(format!("--env=LD_PRELOAD={}", file("libmpsshim.so")));
+    options.push(format!(
+        "--env=MPSSHIM_CUDA_LIBRARY={}",
+        file("libsoftgpu.so")
+    ));
+    for mode in ["turns", "edges", "signals", "threads"] {
+        let mut run = docker(&["run", "--rm", "--network=none", "--ipc=host", "--pid=host"]);
+        run.args(&options).args([&image, &file("managed"), mode]);
+        run.args(["--seconds", "0.5", "--most", "60000"]);
+        let done = Done::from(run.output().expect("docker"));
+        assert_eq!((done.code, done.out), (0, format!("{mode}: ok\n")));
+        let said = "faults of managed memory come by signals, without userfaultfd";
+        assert!(done.err.contains(said), "{mode}: {}", done.err);
+    }
+}
+
+/// An image that is removed in the end.
+struct Image(String);
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        remove(&["image", "rm", "--force", &self.0]);
     }
 }

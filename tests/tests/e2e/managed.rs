@@ -1,10 +1,11 @@
 //! Managed memory and variables: one address for the program and its kernels.
 
 use mpsshim_tests::artifacts::artifact;
-use mpsshim_tests::control_daemon::{Place, wait_until};
+use mpsshim_tests::control_daemon::{Place, other_user, wait_until};
 use mpsshim_tests::programs::{DriverFolder, Running, client, finish, preloaded, succeed, well};
 use mpsshim_tests::scene::{daemon, daemon_with};
 use mpsshim_tests::survivors::{clients, kill_server, server};
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -67,6 +68,24 @@ fn mode(name: &str) {
             assert_eq!(done.err.lines().filter(ways).count(), 1, "{}", done.err);
             assert!(done.err.contains(expected), "{}", done.err);
         }
+    }
+}
+
+#[test]
+fn a_user_without_privileges_has_managed_memory() {
+    let Some(user) = other_user() else {
+        return eprintln!("not root: another user is not tested");
+    };
+    let place = daemon();
+    for mode in ["turns", "edges", "calls", "signals", "fork"] {
+        let mut program = preloaded(artifact("managed"), place.pipe());
+        program.args([mode, "--seconds", "0.3", "--most", "60000"]);
+        program.env("MPSSHIM_LOG", "mpsshim::proxy::pages=info");
+        let done = Running::start(program.uid(user).gid(user)).finish(WITHIN);
+        let line = format!("{mode}: ok\n");
+        assert_eq!((done.code, &done.out), (0, &line), "{}", done.err);
+        let said = "faults of managed memory come by ";
+        assert!(done.err.contains(said), "{mode}: {}", done.err);
     }
 }
 

@@ -47,7 +47,7 @@ pub struct Moves {
 }
 
 impl Moves {
-    /// The kernel copies units of so many bytes, which lie at their multiples.
+    /// Bytes of the units that the kernel copies, and of which all addresses are multiples.
     pub const UNIT: u64 = 16;
     /// Size of the parameters in bytes, without the structure's padding at the end.
     pub const PARAMS: usize = size_of::<Moves>() - size_of::<u32>();

@@ -2,7 +2,7 @@
 //! about to use, behind the work that it waits for, and pieces that it has changed, before the work that it launches.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use mpsshim_proto::message::{
     Copy, ManagedMove, Mark, NO_FLAG, Op, PIECES_MAX, Piece, SIDES_MANAGED, Side,
@@ -25,6 +25,8 @@ use crate::proxy::wait::{self, Policy};
 
 /// Some pieces are fetched along.
 static EXPECTS: AtomicBool = AtomicBool::new(false);
+/// Number of the device, plus 1, for which memory is wanted to fetch pieces to.
+static WANTED_ON: AtomicU32 = AtomicU32::new(0);
 /// Pieces have been fetched along and not looked at.
 static FETCHED: AtomicBool = AtomicBool::new(false);
 
@@ -46,6 +48,35 @@ pub struct Sent {
     stream: u64,
     /// Value of the mark behind the copies.
     value: u32,
+}
+
+/// Allocates memory to fetch pieces to, if that is wanted. A fault cannot: its thread may have been interrupted with locks that
+/// requests take. Without memory, pieces are fetched when they are used.
+#[inline]
+pub fn furnish(session: &Session) {
+    if WANTED_ON.load(Ordering::Relaxed) != 0 {
+        allocate(session);
+    }
+}
+
+#[cold]
+fn allocate(session: &Session) {
+    let Some(device) = WANTED_ON.swap(0, Ordering::Relaxed).checked_sub(1) else {
+        return;
+    };
+    let Ok(made) = memory::host_alloc_of_pages(session, device, SLOTS as u64 * PIECE) else {
+        return;
+    };
+    let mut locked = lock();
+    let surplus = match locked.state.place {
+        Some(_) => Some(made),
+        None => locked.state.place.replace(made),
+    };
+    locked.state.tell_waits();
+    drop(locked);
+    if let Some(surplus) = surplus {
+        let _ = memory::host_give_back(session, surplus);
+    }
 }
 
 /// To be called before the host waits for a stream that it has given work to.
@@ -117,8 +148,8 @@ fn others_are_busy(stream: StreamRef) -> bool {
     others.any(|other| other.is_busy())
 }
 
-/// Puts copies into the ring, which a stream executes behind what it was given before, and behind them a mark with this
-/// flag and value, if there is one.
+/// Puts copies into the ring, which a stream executes behind its work so far, and behind them a mark with this flag and
+/// value, if there is one.
 fn put(
     ring: &mut Ring<'_>,
     stream: StreamRef,
@@ -175,22 +206,14 @@ fn put(
 }
 
 impl State {
-    /// The host has used a piece that was on the device, at this offset in it, or begins to write to one that it has read.
-    pub fn note_use(
-        &mut self,
-        session: &Session,
-        (start, piece): (u64, usize),
-        offset: u64,
-        write: bool,
-    ) {
+    /// The host has used a piece that was on the device, at this offset in it, or begins to write to a piece that it has read.
+    pub fn note_use(&mut self, (start, piece): (u64, usize), offset: u64, write: bool) {
         let launches = LAUNCHES.load(Ordering::SeqCst);
         let page = offset / PAGE;
         self.habits.used((start, piece), page, write, launches);
         if self.habits.any() && self.place.is_none() {
             let device = memory::server_device_of(start).unwrap_or(0);
-            let len = SLOTS as u64 * PIECE;
-            // Without memory pieces are fetched when they are used.
-            self.place = memory::host_alloc_of_pages(session, device, len).ok();
+            WANTED_ON.store(device + 1, Ordering::Relaxed);
         }
         self.tell_waits();
     }
@@ -216,7 +239,7 @@ impl State {
         }
     }
 
-    /// Fetches the pieces that are due, behind the work of a stream, while so many calls of this thread count as launching.
+    /// Fetches the pieces that are due, behind the work of a stream. `launching`: calls of this thread that count as launching.
     /// They come to memory that the program does not know, since it may use the pieces themselves meanwhile.
     fn fetch_along(&mut self, ring: &mut Ring<'_>, stream: StreamRef, launching: usize) -> Status {
         // In this order: a call that counts a launch later is seen below, or when the pieces are made accessible.
@@ -338,7 +361,7 @@ impl State {
     }
 
     /// Gives parts to the device before the next work of a stream, if nothing else is in flight: then the copies wait for
-    /// nothing, and whoever needs them done waits for a moment only. Returns whether it did.
+    /// nothing, and a thread that needs them done waits for a moment only. Returns whether it did.
     pub fn send(&mut self, session: &Session, parts: &[Part], stream: StreamRef) -> Status<bool> {
         let Some(own) = self.stream.filter(|_| parts.len() <= MOST_PARTS) else {
             return Ok(false);
@@ -364,7 +387,7 @@ impl State {
         Ok(true)
     }
 
-    /// Work in `stream` (`None`: in any) may follow what was sent: waits if it would not, and forgets it once it is done.
+    /// Work in `stream` (`None`: in any) may follow the changes that were sent: waits if it would not, and forgets it once it is done.
     pub fn pass_sent(&mut self, session: &Session, stream: Option<StreamRef>) -> Status {
         let (Some(sent), Some(own)) = (self.sent, self.stream) else {
             return Ok(());

@@ -12,7 +12,7 @@ const WATCHED: usize = 64;
 const LONGEST: u64 = 8;
 /// How often a piece must be used after the same interval before it is fetched along.
 const SURE: u32 = 3;
-/// A piece that was fetched along is accessible, so that its use is not seen. One of so many times it is not fetched, and
+/// A piece that was fetched along is accessible, so that its use is not seen. Each time in this number it is not fetched, and
 /// must fault.
 const PROBE: u32 = 64;
 
@@ -70,7 +70,7 @@ impl Habits {
         self.taken.contains(&true)
     }
 
-    /// The host uses a page of a piece, after so many launches of the process.
+    /// The host uses a page of a piece, after this number of launches of the process.
     pub fn used(&mut self, piece: Piece, page: u64, write: bool, launches: u64) {
         if let Some(habit) = self.known.get_mut(&piece) {
             let interval = launches - habit.last;

@@ -157,8 +157,8 @@ impl Region {
         self.homes[piece]
     }
 
-    /// The address up to which the host can access what begins at `address` without a fault, in one piece; `None` if that is
-    /// a fault.
+    /// End of the bytes from `address` on, in one piece, that the host can access without a fault; `None` if `address` itself
+    /// is a fault.
     pub fn accessible(&self, address: u64, write: bool) -> Option<u64> {
         let piece = self.piece_of(address);
         if let Some(open) = self.open.get(&piece) {

@@ -98,7 +98,7 @@ impl Talk {
         })
     }
 
-    /// Reads what has come, and answers a request that is complete. Returns whether the conversation goes on.
+    /// Reads the bytes that are there, and answers a request that is complete. Returns whether the conversation goes on.
     fn go_on(&mut self, touch: fn(u64, u64, bool)) -> bool {
         match self.stream.read(&mut self.request[self.came..]) {
             Ok(0) => return false,
