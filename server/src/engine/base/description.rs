@@ -126,8 +126,8 @@ impl Record {
     }
 }
 
-/// Fingerprint of all that a server leaves to the next one: the format of the messages in a description, of its records
-/// and of what the keeper holds.
+/// Fingerprint of the state that a server leaves to the next one: the formats of a description's messages, of its records
+/// and of the keeper's descriptors.
 pub fn fingerprint() -> u64 {
     wire::fingerprint() ^ FORMAT ^ keeper::FORMAT.rotate_right(8)
 }

@@ -14,7 +14,7 @@ pub struct Keeping(Option<Arc<Room>>);
 #[derive(Debug)]
 struct Room {
     keeper: Arc<Keeper>,
-    /// Descriptors beside those that every session has, of which a quarter of the room is for.
+    /// Shares of three quarters of the room. The last quarter is for the descriptors that every session has.
     rations: Arc<Rations>,
     /// Held descriptors that count for a session.
     paid: Mutex<BTreeMap<Name, Ration>>,

@@ -20,8 +20,7 @@ pub struct Part {
     pub user: usize,
     /// Divisor for one session; greater than the user's, so that the user's other sessions get some.
     pub session: usize,
-    /// Whether a session's limit depends on what is left to its user, so that the user's sessions cannot use up the
-    /// user's share.
+    /// Whether a session's limit depends on the rest of its user's share, so that the user's sessions cannot use it up.
     pub nested: bool,
 }
 
@@ -207,7 +206,7 @@ mod tests {
         assert_eq!(counts, [200, 100, 50]);
         assert_eq!(all(&Holder::new(2)).len(), 113);
         assert!(!rations.has_room(&first, Part::NESTED));
-        // One that it had before.
+        // A unit of an earlier server.
         let more = rations.take_over(&first);
         drop(given);
         assert!(rations.has_room(&first, Part::NESTED));

@@ -55,7 +55,7 @@ struct Sending {
 }
 
 impl Sent {
-    /// A session that has sent nothing yet; `holder` counts what the keeper holds for it.
+    /// A session without images; `holder` counts its descriptors in the keeper.
     pub fn of(holder: &Holder) -> Sent {
         Sent(Arc::new(Sending {
             bytes: AtomicU64::new(0),
@@ -222,10 +222,14 @@ impl<T: Clone> Findings<T> {
         }
     }
 
+    /// Returns the known result for an image.
+    pub fn known(&self, hash: &[u8; 32]) -> Option<T> {
+        self.known.lock().get(hash).cloned()
+    }
+
     /// Returns the known result for an image, or computes it with `find`, which takes time.
     pub fn look_up(&self, hash: &[u8; 32], find: impl FnOnce() -> T) -> T {
-        let known = self.known.lock().get(hash).cloned();
-        if let Some(known) = known {
+        if let Some(known) = self.known(hash) {
             return known;
         }
         let found = find();

@@ -192,6 +192,13 @@ impl ImageStore {
         let _ = self.outlasting.look_up(hash, || leaves);
     }
 
+    /// Whether kernels of an image may have left addresses that are valid in their context alone. Takes no time; `true`
+    /// if the image has not been analyzed.
+    pub fn may_leave_addresses(&self, content: &Content) -> bool {
+        let known = self.outlasting.known(content.hash());
+        known.is_none_or(|leaves| leaves.addresses)
+    }
+
     /// State of an image that is lost if it is reloaded elsewhere between two launches of its kernels. Its content is
     /// analyzed once.
     pub fn leaves(&self, content: &Content) -> Leaves {

@@ -84,7 +84,7 @@ pub struct Flow {
     pub moment: Option<Arc<Moment>>,
     /// The side whose images it still uses after a move; they are loaded again at its next quiescent point.
     pub images_of: Option<Side>,
-    /// It has unloaded an image whose kernels may have run.
+    /// It has unloaded an image whose kernels may have stored addresses.
     pub left_images: bool,
     /// Loaded instance of the image that its next message loads, reserved for it.
     pub offered: Option<Arc<Instance>>,
@@ -99,8 +99,8 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// A session that has sent nothing yet; `home` is the index of its dispatch thread, `kept` counts what the keeper
-    /// holds for it.
+    /// A session that has sent nothing yet; `home` is the index of its dispatch thread, `kept` counts its
+    /// descriptors in the keeper.
     pub fn new(home: usize, kept: &Holder) -> Flow {
         Flow {
             home,
