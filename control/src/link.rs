@@ -91,7 +91,7 @@ pub enum ToServer {
 /// Request to hand over all sessions to a new server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandOver {
-    /// Fingerprint of the next server's protocol ([`mpsshim_proto::wire::fingerprint`]).
+    /// Fingerprint of the sessions that the next server can restore.
     pub fingerprint: u64,
     /// How long the sessions may take to come to rest, in milliseconds.
     pub patience_ms: u64,
@@ -159,7 +159,7 @@ pub enum ToDaemon {
     Stopping,
     /// A standby has created its context and waits for sessions.
     Standby {
-        /// Fingerprint of its protocol ([`mpsshim_proto::wire::fingerprint`]).
+        /// Fingerprint of the sessions that it can restore.
         fingerprint: u64,
     },
     /// The server does not hand over its sessions, and continues to serve them.

@@ -26,6 +26,7 @@ pub use objects::runs;
 use crate::admission::Admission;
 use crate::keeper::Keeper;
 use base::bounds::STACK;
+pub use base::description::fingerprint;
 use base::keeping::Keeping;
 use base::printing::Printing;
 use base::side::Side;
@@ -88,7 +89,7 @@ impl Engine {
             .attach(&driver)
             .context("the first device's context")?;
         let printing = Printing::capture().context("standard output")?;
-        let keeping = Keeping::new(keeper.clone());
+        let keeping = Keeping::new(keeper);
         let settings = (config.marks, config.launch_run);
         let gpu = Gpu::new((driver, devices, arena), printing, keeping, settings)
             .context("the server's flags")?;
@@ -96,8 +97,8 @@ impl Engine {
         // a lease.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
         base::assertions::capture().context("standard error")?;
-        let (shared, outlets) = Shared::new(gpu, config, keeper, admission, events)
-            .context("the queues of the threads")?;
+        let (shared, outlets) =
+            Shared::new(gpu, config, admission, events).context("the queues of the threads")?;
         shared.decide_on_loss();
         let mut threads = Vec::new();
         type Body = Box<dyn FnOnce(&Arc<Shared>) + Send>;

@@ -9,7 +9,7 @@ use mpsshim_control::seqpacket;
 use mpsshim_proto::shm;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -47,10 +47,15 @@ pub enum Kind {
     Content = 7,
     /// Physical memory that a program manages itself, by its handle and the session's number.
     Physical = 8,
+    /// Small contents of images, by a number of its own.
+    Pack = 9,
 }
 
+/// Changes with the meaning of the kinds.
+pub const FORMAT: u64 = 2;
+
 impl Kind {
-    const ALL: [Kind; 8] = [
+    const ALL: [Kind; 9] = [
         Kind::Description,
         Kind::Segment,
         Kind::Bell,
@@ -59,6 +64,7 @@ impl Kind {
         Kind::Host,
         Kind::Content,
         Kind::Physical,
+        Kind::Pack,
     ];
     /// Kinds of which each session has exactly one.
     pub const OF_SESSION: [Kind; 4] = [Kind::Description, Kind::Segment, Kind::Bell, Kind::Socket];
@@ -222,6 +228,25 @@ impl Keeper {
         self.socket.as_fd()
     }
 
+    /// Maximum number of descriptors that it can hold.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Whether it holds a descriptor of this name.
+    pub fn holds(&self, name: &Name) -> bool {
+        self.state.lock().held.contains_key(name)
+    }
+
+    /// A name that it holds no descriptor of.
+    pub fn unused(&self, kind: Kind) -> Name {
+        let state = self.state.lock();
+        let mut numbers = state.held.keys().filter(|name| name.kind == kind);
+        let used: BTreeSet<u64> = numbers.by_ref().map(Name::number).collect();
+        let number = (1..).find(|number| !used.contains(number));
+        Name::numbered(kind, number.unwrap_or(u64::MAX))
+    }
+
     /// Whether it still accepts descriptors.
     pub fn is_there(&self) -> bool {
         !self.lost.load(Ordering::Relaxed)
@@ -263,17 +288,20 @@ impl Keeper {
         sent
     }
 
-    /// Releases a descriptor once; the keeper closes it at the last release. Unknown names are ignored.
-    pub fn release(&self, name: Name) {
+    /// Releases a descriptor once; the keeper closes it at the last release. Unknown names are ignored. Returns whether
+    /// it holds the descriptor no more.
+    pub fn release(&self, name: Name) -> bool {
         let mut state = self.state.lock();
         let Some(times) = state.held.get_mut(&name) else {
-            return;
+            return true;
         };
         *times -= 1;
-        if *times == 0 {
-            state.held.remove(&name);
-            state.dropped |= self.send(Packet::new(Verb::Drop, Some(name)), None);
+        if *times > 0 {
+            return false;
         }
+        state.held.remove(&name);
+        state.dropped |= self.send(Packet::new(Verb::Drop, Some(name)), None);
+        true
     }
 
     /// Waits until released descriptors are closed, so that their memory has returned to the driver.

@@ -4,6 +4,7 @@
 //! It ends when ordered to, when its context is lost, and when the daemon has gone and no client is left: the death of
 //! a daemon ends no running program, and the next daemon takes the server over.
 
+use crate::engine;
 use crate::engine::Rested;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never, select, unbounded};
 use mpsshim_api::cuda::CUresult;
@@ -18,7 +19,6 @@ use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, Quantum, Usage};
 use mpsshim_model::policy::SchedulingPolicy;
 use mpsshim_proto::handshake::ClientHello;
-use mpsshim_proto::wire;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -419,7 +419,7 @@ impl<H: Host> Serving<H> {
             return;
         };
         tracing::info!("Server has been notified to hand over its clients");
-        if request.fingerprint != wire::fingerprint() {
+        if request.fingerprint != engine::fingerprint() {
             let why = "the next server is of a release that cannot go on with its clients";
             return self.stay(why.into());
         }

@@ -1,10 +1,10 @@
 //! A standby: a server that has created its context and waits for the sessions of another server, to shorten their
 //! pause.
 
+use crate::engine;
 use crate::keeper::Keeper;
 use mpsshim_control::link::{Link, LinkError, Order, ToDaemon};
 use mpsshim_model::limits::Limits;
-use mpsshim_proto::wire;
 
 /// Waits for sessions; `None`: the standby is not needed any more. Updates `limits` to those in force by then.
 ///
@@ -13,7 +13,7 @@ use mpsshim_proto::wire;
 pub fn wait(link: &Link, limits: &mut Limits) -> anyhow::Result<Option<Keeper>> {
     tracing::info!("Standing by");
     link.report(&ToDaemon::Standby {
-        fingerprint: wire::fingerprint(),
+        fingerprint: engine::fingerprint(),
     })?;
     loop {
         match link.next_order() {

@@ -152,6 +152,24 @@ pub fn server_with(folder: &Path, options: &str) -> String {
     script.into_os_string().into_string().expect("UTF-8")
 }
 
+/// A daemon whose servers and keepers may have this many descriptors each; `folder` is for their script.
+pub fn daemon_with_descriptors(folder: &Path, most: u32) -> Place {
+    let script = folder.join("server");
+    let (server, driver) = (artifact("mps-server"), driver());
+    let text = format!(
+        "#!/bin/sh\nulimit -n {most}\nexec '{}' \"$@\"\n",
+        server.display()
+    );
+    write_program(&script, &text);
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let (script, driver) = (text(&script), text(&driver));
+    let env = [
+        ("MPSSHIM_SERVER", script.as_str()),
+        ("MPSSHIM_CUDA_LIBRARY", driver.as_str()),
+    ];
+    Place::with_daemon_options(&["-d"], &env)
+}
+
 pub fn control(place: &Place) -> PathBuf {
     place.pipe().join("control")
 }

@@ -107,7 +107,7 @@ pub struct Server {
     pub(super) succeeded: bool,
     /// It is the standby of the server with this process id.
     pub(super) standby_of: Option<i32>,
-    /// The fingerprint of its protocol, once it has created its context as a standby.
+    /// The fingerprint of the sessions that it can restore, once it has created its context as a standby.
     pub(super) stands_by: Option<u64>,
     /// It has had a standby.
     pub(super) had_standby: bool,

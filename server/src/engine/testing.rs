@@ -285,7 +285,7 @@ impl Fixture {
         let (tell, events) = unbounded();
         let admission = Arc::new(Admission::new(1));
         let gpu = gpu.expect("flags");
-        let (shared, outlets) = Shared::new(gpu, config, None, admission, tell).expect("queues");
+        let (shared, outlets) = Shared::new(gpu, config, admission, tell).expect("queues");
         shared.decide_on_loss();
         let (client, socket) = UnixStream::pair().expect("sockets");
         socket.set_nonblocking(true).expect("a socket");

@@ -554,6 +554,56 @@ fn a_client_that_has_loaded_something_goes_on_in_another_context() {
 }
 
 #[test]
+fn a_client_that_has_unloaded_an_image_goes_on_in_another_context() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let control = control(&scene.place);
+    let mut client = Loaded::connect(&control, &format!("{}// here", deep_ptx(6000)));
+    let deep = client.peer.function(client.module, "deep").expect("it");
+    assert_eq!(result(&mut client, deep), 7);
+    // One of which no function was asked for, and one whose kernels have written what ends with it.
+    let unused = format!("{}// .callprototype", new_ptx());
+    let unused = client.peer.module(unused.as_bytes()).expect("a module");
+    let used = client.peer.module(counting_ptx().as_bytes());
+    let used = used.expect("a module");
+    let count = client.peer.function(used, "count").expect("its function");
+    result(&mut client, count);
+    for module in [unused, used] {
+        let unload = Object { object: module };
+        let posted = client.peer.post(Op::ImageUnload, &unload, &[]);
+        posted.expect("unload");
+    }
+    client.peer.mem_info().expect("they are unloaded");
+    let spinner = Spinner::running(&scene);
+    client.peer.module(new_ptx().as_bytes()).expect("another");
+    assert!(log_has(&scene, "works in context 2"));
+    assert_eq!(result(&mut client, deep), 7);
+    spinner.end(1);
+}
+
+#[test]
+fn what_kernels_of_an_unloaded_image_have_left_stays_where_it_is() {
+    let _alone = alone();
+    let scene = Scene::new();
+    // As far as its text says, its kernels may have stored addresses of its functions.
+    let mut client = Loaded::connect(
+        &control(&scene.place),
+        &format!("{}// .callprototype", deep_ptx(8)),
+    );
+    let deep = client.peer.function(client.module, "deep").expect("it");
+    assert_eq!(result(&mut client, deep), 7);
+    client.unload();
+    client.peer.mem_info().expect("it is unloaded");
+    let spinner = Spinner::running(&scene);
+    let loads = std::thread::spawn(move || client.peer.module(new_ptx().as_bytes()));
+    wait_until("it waits", || log_has(&scene, "waits to load"));
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!loads.is_finished() && !log_has(&scene, "works in context"));
+    spinner.end(1);
+    loads.join().expect("no panic").expect("the load");
+}
+
+#[test]
 fn what_kernels_keep_stays_where_it_is() {
     let _alone = alone();
     let scene = Scene::new();

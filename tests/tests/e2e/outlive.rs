@@ -1,9 +1,11 @@
 //! Sessions that outlive their server: killed, or with its context lost.
 
+use mpsshim_proto::message::{Object, Op};
 use mpsshim_tests::PATIENCE;
 use mpsshim_tests::control_daemon::{Place, wait_until};
+use mpsshim_tests::peer::{PTX, Peer};
 use mpsshim_tests::programs::{client, succeed};
-use mpsshim_tests::scene::{daemon, daemon_with};
+use mpsshim_tests::scene::{control, daemon, daemon_with, daemon_with_descriptors};
 use mpsshim_tests::survivors::{
     ASSERT, ILLEGAL_ADDRESS, RPC_FAILURE, Survivor, clients, keepers, kill_server, server,
 };
@@ -366,4 +368,85 @@ fn what_a_client_has_counts_for_it_in_the_next_server() {
     assert_eq!(survivor.ask("graph"), "graph");
     bound_by("graphs");
     survivor.end();
+}
+
+/// An image of `len` bytes and more that no other has the content of.
+fn image(number: usize, len: usize) -> Vec<u8> {
+    format!("{PTX}\n// {number} {}\n", "x".repeat(len)).into_bytes()
+}
+
+/// How many of the peer's images the driver gets before something binds its session.
+fn load_until_bound(place: &Place, peer: &mut Peer, most: usize, len: usize) -> usize {
+    let pid = std::process::id().to_string();
+    let is_bound = || {
+        let rows = place.ps();
+        let mut own = rows.iter().filter(|row| row["pid"] == pid);
+        own.any(|row| row["bound_by"] == "unkept memory")
+    };
+    let loaded = (0..most).find(|number| {
+        peer.module(&image(*number, len)).expect("a module");
+        number % 8 == 7 && is_bound()
+    });
+    loaded.unwrap_or(most)
+}
+
+#[test]
+fn a_client_with_many_small_images_goes_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = daemon_with_descriptors(folder.path(), 512);
+    let mut peer = Peer::connect(&control(&place)).expect("a session");
+    peer.attach().expect("attach");
+    let modules: Vec<u64> = (0..1_000)
+        .map(|number| peer.module(&image(number, 8)).expect("a module"))
+        .collect();
+    let mut survivor = Survivor::start(&place);
+    for _ in 0..2 {
+        wait_until_portable(&place, 2);
+        kill_server(&place);
+        survivor.round();
+        // Of those before, again and anew.
+        for number in [0, 499, 999] {
+            peer.function(modules[number], "fill").expect("a function");
+            peer.module(&image(number, 8)).expect("a module");
+        }
+        peer.module(&image(1_000, 8)).expect("a new module");
+    }
+    // What is not in use any more takes no room.
+    for module in modules {
+        let unload = Object { object: module };
+        peer.post(Op::ImageUnload, &unload, &[]).expect("unload");
+    }
+    peer.module(&image(1_001, 8)).expect("a new module");
+    wait_until_portable(&place, 2);
+    kill_server(&place);
+    survivor.round();
+    peer.module(&image(1_002, 8)).expect("a new module");
+    survivor.end();
+}
+
+#[test]
+fn a_client_that_fills_the_keeper_leaves_room_for_the_next() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = daemon_with_descriptors(folder.path(), 256);
+    let mut attackers: Vec<Peer> = (0..2)
+        .map(|_| Peer::connect(&control(&place)).expect("a session"))
+        .collect();
+    for peer in &mut attackers {
+        peer.attach().expect("attach");
+        load_until_bound(&place, peer, 400, 70_000);
+    }
+    let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
+    let pids: Vec<i64> = survivors
+        .iter()
+        .map(|survivor| i64::from(survivor.program.pid()))
+        .collect();
+    for _ in 0..2 {
+        wait_until("those that came later are portable", || {
+            let portable = portable(&place);
+            pids.iter().all(|pid| portable.get(pid) == Some(&true))
+        });
+        kill_server(&place);
+        survivors.iter_mut().for_each(Survivor::round);
+    }
+    survivors.into_iter().for_each(Survivor::end);
 }

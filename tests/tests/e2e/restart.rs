@@ -1,10 +1,11 @@
 //! Servers that are replaced while their clients go on, and standbys.
 
+use mpsshim_proto::message::{Object, Op};
 use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::control_daemon::{Place, wait_until};
-use mpsshim_tests::peer::Worker;
+use mpsshim_tests::peer::{PTX, Peer, Worker};
 use mpsshim_tests::programs::{Running, client, preloaded, succeed};
-use mpsshim_tests::scene::{Bystander, control, daemon, daemon_with};
+use mpsshim_tests::scene::{Bystander, control, daemon, daemon_with, daemon_with_descriptors};
 use mpsshim_tests::survivors::{RPC_FAILURE, Survivor, clients, keepers, kill_server, server};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -302,4 +303,32 @@ fn a_server_that_does_not_go_on_with_the_clients_keeps_no_command_waiting() {
     survivor.round();
     assert_eq!(server(&place), Some(standby));
     survivor.end();
+}
+
+#[test]
+fn an_image_that_is_not_kept_binds_its_client_until_it_is_unloaded() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = daemon_with_descriptors(folder.path(), 256);
+    let mut peer = Peer::connect(&control(&place)).expect("a session");
+    peer.attach().expect("attach");
+    // More than the keeper takes; no function of them is asked for.
+    let long = "x".repeat(70_000);
+    let image = |number: usize| format!("{PTX}\n// {number} {long}\n").into_bytes();
+    let modules: Vec<u64> = (0..260)
+        .map(|number| peer.module(&image(number)).expect("a module"))
+        .collect();
+    assert_eq!(place.ps()[0]["bound_by"], "unkept memory");
+    let old = server(&place);
+    let why = restart(&place, &[]).expect_err("a client is bound");
+    assert!(why.contains("is bound by unkept memory"), "{why}");
+    assert_eq!(server(&place), old);
+    peer.function(modules[259], "fill").expect("a function");
+    for module in &modules[1..] {
+        let unload = Object { object: *module };
+        peer.post(Op::ImageUnload, &unload, &[]).expect("unload");
+    }
+    wait_until("nothing binds it", || place.ps()[0]["bound_by"].is_empty());
+    restart(&place, &[]).expect("a restart");
+    peer.function(modules[0], "fill").expect("a function");
+    peer.module(&image(259)).expect("a module");
 }

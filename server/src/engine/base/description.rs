@@ -7,6 +7,7 @@
 //! to the other one. If the server is killed at any instant, the description is still correct.
 
 use crate::engine::base::kinds::{End, FORMAT, Kind};
+use crate::keeper;
 use mpsshim_model::bonds::Bonds;
 use mpsshim_proto::message::{GetFunction, Op};
 use mpsshim_proto::shm::{Mapping, sealed_memfd};
@@ -125,9 +126,10 @@ impl Record {
     }
 }
 
-/// Fingerprint of the description's format: the format of the messages in it, combined with that of the records.
-fn fingerprint() -> u64 {
-    wire::fingerprint() ^ FORMAT
+/// Fingerprint of the state that a server leaves to the next one: the formats of a description's messages, of its records
+/// and of the keeper's descriptors.
+pub fn fingerprint() -> u64 {
+    wire::fingerprint() ^ FORMAT ^ keeper::FORMAT.rotate_right(8)
 }
 
 /// The mapped file. Any thread reads it; only the thread that runs the session writes it.

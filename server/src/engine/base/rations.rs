@@ -20,6 +20,8 @@ pub struct Part {
     pub user: usize,
     /// Divisor for one session; greater than the user's, so that the user's other sessions get some.
     pub session: usize,
+    /// Whether a session's limit depends on the rest of its user's share, so that the user's sessions cannot use it up.
+    pub nested: bool,
 }
 
 impl Part {
@@ -27,6 +29,13 @@ impl Part {
     pub const USUAL: Part = Part {
         user: 1,
         session: 2,
+        nested: false,
+    };
+
+    /// At most half of all for a user and a quarter for a session; something is always left for the user's next one.
+    pub const NESTED: Part = Part {
+        nested: true,
+        ..Part::USUAL
     };
 }
 
@@ -96,19 +105,42 @@ impl Rations {
     /// `CUDA_ERROR_OUT_OF_MEMORY` beyond the share of the session or its user.
     pub fn take(self: &Arc<Self>, holder: &Holder, part: Part) -> Result<Ration, CUresult> {
         let mut given = self.given.lock();
-        let left = self.most - given.all;
+        match self.is_due(&given, holder, part) {
+            true => Ok(self.give(&mut given, holder)),
+            false => Err(CUDA_ERROR_OUT_OF_MEMORY),
+        }
+    }
+
+    /// Gives a session one unit beyond any share: it has been using it all along.
+    pub fn take_over(self: &Arc<Self>, holder: &Holder) -> Ration {
+        self.give(&mut self.given.lock(), holder)
+    }
+
+    /// Whether [`Rations::take`] would give a unit now.
+    pub fn has_room(&self, holder: &Holder, part: Part) -> bool {
+        self.is_due(&self.given.lock(), holder, part)
+    }
+
+    fn is_due(&self, given: &Given, holder: &Holder, part: Part) -> bool {
+        let left = self.most.saturating_sub(given.all);
         let of_user = given.users.get(&holder.uid).copied().unwrap_or(0);
         let of_session = holder.count.load(Ordering::Relaxed);
-        if of_user >= left.div_ceil(part.user) || of_session >= left.div_ceil(part.session) {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
+        let for_user = left.div_ceil(part.user);
+        let for_session = match part.nested {
+            true => for_user.saturating_sub(of_user),
+            false => left,
+        };
+        of_user < for_user && of_session < for_session.div_ceil(part.session)
+    }
+
+    fn give(self: &Arc<Self>, given: &mut Given, holder: &Holder) -> Ration {
         given.all += 1;
         *given.users.entry(holder.uid).or_default() += 1;
         holder.count.fetch_add(1, Ordering::Relaxed);
-        Ok(Ration {
+        Ration {
             of: self.clone(),
             holder: holder.clone(),
-        })
+        }
     }
 }
 
@@ -156,6 +188,30 @@ mod tests {
         assert_eq!(all(&rations, &stranger).len(), 150);
         drop(first);
         assert!(all(&rations, &one).len() >= 250);
+    }
+
+    #[test]
+    fn the_next_session_of_a_user_gets_some_too() {
+        let rations = Rations::new(800);
+        let all = |holder: &Holder| {
+            let each = std::iter::from_fn(|| rations.take(holder, Part::NESTED).ok());
+            each.collect::<Vec<Ration>>()
+        };
+        let first = Holder::new(1);
+        let given: Vec<Vec<Ration>> = [first.clone(), Holder::new(1), Holder::new(1)]
+            .iter()
+            .map(all)
+            .collect();
+        let counts: Vec<usize> = given.iter().map(Vec::len).collect();
+        assert_eq!(counts, [200, 100, 50]);
+        assert_eq!(all(&Holder::new(2)).len(), 113);
+        assert!(!rations.has_room(&first, Part::NESTED));
+        // A unit of an earlier server.
+        let more = rations.take_over(&first);
+        drop(given);
+        assert!(rations.has_room(&first, Part::NESTED));
+        drop(more);
+        assert_eq!(all(&first).len(), 200);
     }
 
     #[test]

@@ -268,7 +268,7 @@ impl Session {
             0 => shared
                 .images
                 .cache
-                .get(&body.hash)
+                .get(&body.hash, &self.flow.sent)
                 .ok_or(CUDA_ERROR_NOT_FOUND)?,
             token => {
                 let fd = self.receive_descriptor(token)?;
@@ -358,11 +358,11 @@ impl Session {
     /// `cuModuleUnload`, `cuLibraryUnload`: the handles become invalid immediately; the driver's object is unloaded at
     /// a quiescent point, because unloading waits for other clients' work.
     pub fn image_unload(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
+        self.note_left(shared, body.object);
         let mut image = match Handle(body.object).kind() {
             Some(Kind::Library) => self.objects.libraries.remove(body.object)?,
             _ => self.objects.images.remove(body.object)?,
         };
-        self.flow.left_images |= self.flow.counts.launches > 0 && image.is_loaded();
         self.end_runs(shared);
         // Programs unload their images one after the other when they end.
         if self.is_drained(&shared.gpu) {
@@ -386,10 +386,23 @@ impl Session {
         Ok(())
     }
 
+    /// Notes whether kernels of an image that is about to be unloaded may have stored addresses. The values of its
+    /// variables end with it.
+    fn note_left(&mut self, shared: &Shared, handle: u64) {
+        let mut functions = self.objects.functions.iter();
+        let may_have_run =
+            self.flow.counts.launches > 0 && functions.any(|function| function.image == handle);
+        let leaves = self.image(handle).is_ok_and(|image| {
+            image.is_loaded() && shared.images.may_leave_addresses(image.content())
+        });
+        self.flow.left_images |= may_have_run && leaves;
+    }
+
     /// Forgets the functions and variables of a library on one device, where the client's context has ended.
     pub fn image_leave(&mut self, shared: &Shared, body: Named) -> Result<(), CallError> {
         let over = shared.gpu.device(body.device)?.ordinal;
         self.end_runs(shared);
+        self.note_left(shared, body.parent);
         self.objects.libraries.get_mut(body.parent)?.leave(over);
         let left = |image: u64, device: Ordinal| image == body.parent && device == over;
         self.objects

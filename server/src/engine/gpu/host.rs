@@ -300,6 +300,7 @@ const SERVER_FLAGS: usize = 16 << 10;
 const FOR_STREAMS: Part = Part {
     user: 2,
     session: 4,
+    nested: false,
 };
 
 /// A server flag in use.

@@ -247,14 +247,18 @@ impl Gpu {
         side::on_main(|| self.arena.allocate(&self.driver, device, paid, len))
     }
 
-    /// Passes a descriptor of device memory to the keeper for the next server. Returns whether the keeper holds it.
-    pub fn keep_grant(&self, grant: &Grant) -> bool {
+    /// Passes a descriptor of a session's device memory to the keeper for the next server. Returns whether the keeper
+    /// holds it.
+    pub fn keep_grant(&self, grant: &Grant, holder: &Holder) -> bool {
         if !self.keeping.is_on() {
             return false;
         }
         let name = Name::numbered(keeper::Kind::Memory, grant.start);
         let exported = grant.export(&self.driver);
-        exported.is_ok_and(|fd| self.keeping.keep(name, std::os::fd::AsFd::as_fd(&fd)))
+        exported.is_ok_and(|fd| {
+            self.keeping
+                .keep(name, std::os::fd::AsFd::as_fd(&fd), holder)
+        })
     }
 
     /// Returns unused graph memory to the driver (`cuDeviceGraphMemTrim`), which clears memory before handing it out

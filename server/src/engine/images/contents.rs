@@ -1,8 +1,11 @@
 //! Contents of modules and libraries: received, checked and stored once per content.
 
 use crate::engine::base::bounds;
+use crate::engine::base::keeping::Keeping;
+use crate::engine::base::rations::Holder;
 use crate::engine::gpu::host::is_affordable;
-use crate::keeper::{self, Keeper, Name};
+use crate::engine::images::packs::{self, Pack, Slot};
+use crate::keeper::{self, Name};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::shm::{Mapping, is_sealed, read_sealed, sealed_memfd};
 use parking_lot::Mutex;
@@ -21,32 +24,73 @@ pub struct Content(Arc<Counted>);
 /// Bytes charged to the session that sent them, for as long as any session uses them.
 #[derive(Debug)]
 struct Counted {
-    bytes: Mapping,
+    bytes: Stored,
     hash: [u8; 32],
-    /// Holds the memory file until this is dropped.
-    keeper: Option<Arc<Keeper>>,
+    /// Holds the content's own memory file until this is dropped.
+    keeping: Option<Keeping>,
     sent: Sent,
 }
 
-/// Bytes of a session's images that are still in use.
-#[derive(Debug, Clone, Default)]
-pub struct Sent(Arc<AtomicU64>);
+/// Where the bytes of a content are.
+#[derive(Debug)]
+enum Stored {
+    /// In a memory file of their own.
+    Alone(Mapping),
+    /// In a pack that the keeper holds.
+    Packed(Slot),
+}
+
+/// A session's images that are still in use.
+#[derive(Debug, Clone)]
+pub struct Sent(Arc<Sending>);
+
+#[derive(Debug)]
+struct Sending {
+    /// Their bytes.
+    bytes: AtomicU64,
+    /// The session, as the keeper's room is counted.
+    holder: Holder,
+    /// The pack that has room.
+    pack: Mutex<Weak<Pack>>,
+}
 
 impl Sent {
+    /// A session without images; `holder` counts its descriptors in the keeper.
+    pub fn of(holder: &Holder) -> Sent {
+        Sent(Arc::new(Sending {
+            bytes: AtomicU64::new(0),
+            holder: holder.clone(),
+            pack: Mutex::default(),
+        }))
+    }
+
+    /// A place for a small content in a pack; `None` if it is not small, or the keeper has no room.
+    fn place(&self, keeping: &Keeping, len: usize) -> Option<Slot> {
+        if len > packs::LONGEST {
+            return None;
+        }
+        let mut open = self.0.pack.lock();
+        let slot = open.upgrade().and_then(|pack| pack.place(len));
+        slot.or_else(|| {
+            let pack = Pack::new(keeping, &self.0.holder)?;
+            *open = Arc::downgrade(&pack);
+            pack.place(len)
+        })
+    }
+
     /// Adds `len` bytes.
     fn add(&self, len: u64) -> Result<(), CUresult> {
         let sum = |sent: u64| {
             let sum = sent.checked_add(len)?;
             (sum <= bounds::IMAGES_BYTES).then_some(sum)
         };
-        let counted = self
-            .0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum);
+        let (bytes, relaxed) = (&self.0.bytes, Ordering::Relaxed);
+        let counted = bytes.fetch_update(relaxed, relaxed, sum);
         counted.map(drop).map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)
     }
 
     fn remove(&self, len: u64) {
-        self.0.fetch_sub(len, Ordering::Relaxed);
+        self.0.bytes.fetch_sub(len, Ordering::Relaxed);
     }
 }
 
@@ -54,47 +98,68 @@ impl Deref for Content {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.0.bytes()
+        self.0.bytes.bytes()
     }
 }
 
 impl Counted {
-    /// Maps a memory file that has room for an image of `len` bytes and a NUL.
-    fn new(file: BorrowedFd<'_>, len: usize, hash: &[u8; 32], sent: &Sent) -> io::Result<Counted> {
-        let bytes = Mapping::sparse(file, len + 1)?;
-        let counted = sent.add(len as u64 + 1);
-        counted.map_err(|_| io::ErrorKind::OutOfMemory)?;
+    fn new(bytes: Stored, hash: &[u8; 32], sent: &Sent) -> Result<Counted, CUresult> {
+        sent.add(bytes.bytes().len() as u64)?;
         Ok(Counted {
             bytes,
             hash: *hash,
-            keeper: None,
+            keeping: None,
             sent: sent.clone(),
         })
     }
 
-    fn bytes(&self) -> &[u8] {
-        // SAFETY: the mapping lives as long as self, and it is not written once the image is known.
-        unsafe { std::slice::from_raw_parts(self.bytes.base(), self.bytes.len()) }
+    fn is_kept(&self) -> bool {
+        self.keeping.is_some() || matches!(self.bytes, Stored::Packed(_))
     }
 
-    fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`; there is no other reference yet.
-        unsafe { std::slice::from_raw_parts_mut(self.bytes.base(), self.bytes.len()) }
-    }
-
+    /// The name of the descriptor by which the keeper holds it.
     fn name(&self) -> Name {
-        Name {
-            kind: keeper::Kind::Content,
-            id: self.hash,
+        match &self.bytes {
+            Stored::Alone(_) => Name {
+                kind: keeper::Kind::Content,
+                id: self.hash,
+            },
+            Stored::Packed(slot) => slot.name(),
         }
     }
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.sent.remove(self.bytes.len() as u64);
-        if let Some(keeper) = &self.keeper {
-            keeper.release(self.name());
+        self.sent.remove(self.bytes.bytes().len() as u64);
+        if let Some(keeping) = &self.keeping {
+            keeping.forget(self.name());
+        }
+    }
+}
+
+impl Stored {
+    /// Maps a memory file with `len` bytes.
+    fn alone(file: BorrowedFd<'_>, len: usize) -> io::Result<Stored> {
+        Ok(Stored::Alone(Mapping::sparse(file, len)?))
+    }
+
+    /// Includes the NUL.
+    fn bytes(&self) -> &[u8] {
+        match self {
+            // SAFETY: the mapping lives as long as self, and it is not written once the image is known.
+            Stored::Alone(file) => unsafe { std::slice::from_raw_parts(file.base(), file.len()) },
+            Stored::Packed(slot) => slot.bytes(),
+        }
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        match self {
+            Stored::Alone(file) => {
+                // SAFETY: as in `bytes`; there is no other reference yet.
+                unsafe { std::slice::from_raw_parts_mut(file.base(), file.len()) }
+            }
+            Stored::Packed(slot) => slot.bytes_mut(),
         }
     }
 }
@@ -128,7 +193,7 @@ impl Content {
 
     /// Whether the keeper holds it.
     pub fn is_kept(&self) -> bool {
-        self.0.keeper.is_some()
+        self.0.is_kept()
     }
 }
 
@@ -157,10 +222,14 @@ impl<T: Clone> Findings<T> {
         }
     }
 
+    /// Returns the known result for an image.
+    pub fn known(&self, hash: &[u8; 32]) -> Option<T> {
+        self.known.lock().get(hash).cloned()
+    }
+
     /// Returns the known result for an image, or computes it with `find`, which takes time.
     pub fn look_up(&self, hash: &[u8; 32], find: impl FnOnce() -> T) -> T {
-        let known = self.known.lock().get(hash).cloned();
-        if let Some(known) = known {
+        if let Some(known) = self.known(hash) {
             return known;
         }
         let found = find();
@@ -174,24 +243,32 @@ impl<T: Clone> Findings<T> {
 }
 
 /// Contents in use, by SHA-256.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ImageCache {
     known: Mutex<HashMap<[u8; 32], Weak<Counted>>>,
-    keeper: Option<Arc<Keeper>>,
+    keeping: Keeping,
 }
 
 impl ImageCache {
     /// An empty cache. Its contents are held by the keeper, if there is one.
-    pub fn new(keeper: Option<Arc<Keeper>>) -> ImageCache {
+    pub fn new(keeping: Keeping) -> ImageCache {
         ImageCache {
             known: Mutex::default(),
-            keeper,
+            keeping,
         }
     }
 
-    /// The content with this hash, if some session still uses it.
-    pub fn get(&self, hash: &[u8; 32]) -> Option<Content> {
-        self.known.lock().get(hash)?.upgrade().map(Content)
+    /// The content with this hash, for a session, if some session still uses it. If the keeper had no room for the
+    /// session that sent it and has some for this one, this one has to send it again.
+    pub fn get(&self, hash: &[u8; 32], sent: &Sent) -> Option<Content> {
+        let content = self.known.lock().get(hash)?.upgrade()?;
+        let holder = &sent.0.holder;
+        if content.is_kept() {
+            self.keeping.claim(content.name(), holder);
+        } else if self.keeping.has_room(holder) {
+            return None;
+        }
+        Some(Content(content))
     }
 
     /// Receives a content of `len` bytes from a client's descriptor. The hash is computed here, so a client cannot
@@ -210,29 +287,41 @@ impl ImageCache {
         if len == 0 || len > bounds::IMAGE || !is_sealed(fd, len) {
             return Err(CUDA_ERROR_INVALID_IMAGE);
         }
-        if let Some(content) = self.get(hash) {
+        if let Some(content) = self.get(hash, sent) {
             return Ok(content);
         }
         if !is_affordable(len) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let file = sealed_memfd(c"mpsshim-image", len + 1);
-        let file = file.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
-        let made = Counted::new(file.as_fd(), len as usize, hash, sent);
-        let mut content = made.map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+        let (stored, file) = match sent.place(&self.keeping, len as usize + 1) {
+            Some(slot) => (Stored::Packed(slot), None),
+            None => {
+                let full = |_| CUDA_ERROR_OUT_OF_MEMORY;
+                let file = sealed_memfd(c"mpsshim-image", len + 1).map_err(full)?;
+                let stored = Stored::alone(file.as_fd(), len as usize + 1).map_err(full)?;
+                (stored, Some(file))
+            }
+        };
+        let mut content = Counted::new(stored, hash, sent)?;
         // The client may change its file meanwhile, so only the copy is hashed, checked and used.
-        let bytes = &mut content.bytes_mut()[..len as usize];
+        let bytes = &mut content.bytes.bytes_mut()[..len as usize];
         read_sealed(fd, bytes).map_err(|_| CUDA_ERROR_INVALID_IMAGE)?;
         let actual: [u8; 32] = Sha256::digest(&*bytes).into();
         if actual != *hash || !is_whole(bytes) {
             return Err(CUDA_ERROR_INVALID_IMAGE);
         }
         // Do not store the same content twice: dropping the first would release the keeper's name of both.
-        if let Some(content) = self.get(hash) {
+        if let Some(content) = self.get(hash, sent) {
             return Ok(content);
         }
-        let holds = |keeper: &&Arc<Keeper>| keeper.hold(content.name(), file.as_fd());
-        content.keeper = self.keeper.as_ref().filter(holds).cloned();
+        if let Stored::Packed(slot) = &content.bytes {
+            slot.enter(hash);
+        }
+        if let Some(file) = file {
+            let holder = &sent.0.holder;
+            let kept = self.keeping.keep(content.name(), file.as_fd(), holder);
+            content.keeping = kept.then(|| self.keeping.clone());
+        }
         Ok(self.remember(content))
     }
 
@@ -244,6 +333,17 @@ impl ImageCache {
         Content(content)
     }
 
+    fn remember_all(&self, contents: Vec<Counted>) -> Vec<Content> {
+        let contents: Vec<Content> = contents
+            .into_iter()
+            .map(|content| Content(Arc::new(content)))
+            .collect();
+        let each = contents.iter();
+        let each = each.map(|content| (content.0.hash, Arc::downgrade(&content.0)));
+        self.known.lock().extend(each);
+        contents
+    }
+
     /// Takes over a content that an earlier server left with the keeper, which continues to hold it.
     ///
     /// # Errors
@@ -252,10 +352,29 @@ impl ImageCache {
         let file = std::fs::File::from(file);
         let len = file.metadata()?.len() as usize;
         let len = len.checked_sub(1).ok_or(io::ErrorKind::InvalidData)?;
-        let mut content = Counted::new(file.as_fd(), len, hash, &Sent::default())?;
-        content.keeper = self.keeper.clone();
+        let stored = Stored::alone(file.as_fd(), len + 1)?;
+        let mut content = adopted(stored, hash)?;
+        content.keeping = Some(self.keeping.clone());
         Ok(self.remember(content))
     }
+
+    /// Takes over the contents of a pack that an earlier server left with the keeper, which continues to hold it.
+    ///
+    /// # Errors
+    /// As [`ImageCache::adopt`].
+    pub fn adopt_pack(&self, file: BorrowedFd<'_>, name: Name) -> io::Result<Vec<Content>> {
+        let found = Pack::adopt(&self.keeping, name, file)?.into_iter();
+        let contents = found.map(|(slot, hash)| adopted(Stored::Packed(slot), &hash));
+        let contents: io::Result<Vec<Counted>> = contents.collect();
+        Ok(self.remember_all(contents?))
+    }
+}
+
+/// A content of an earlier server's, which counts for no session.
+fn adopted(stored: Stored, hash: &[u8; 32]) -> io::Result<Counted> {
+    let sent = Sent::of(&Holder::new(u32::MAX));
+    let counted = Counted::new(stored, hash, &sent);
+    counted.map_err(|_| io::ErrorKind::OutOfMemory.into())
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u64> {
@@ -330,7 +449,7 @@ mod tests {
 
     #[test]
     fn what_a_session_has_sent_is_bounded() {
-        let cache = ImageCache::default();
+        let cache = ImageCache::new(Keeping::new(None));
         let text = |n: u32| format!("// {n:08}").into_bytes();
         let send = |n: u32, sent: &Sent| {
             let bytes = text(n);
@@ -341,7 +460,7 @@ mod tests {
             let hash = Sha256::digest(&bytes).into();
             cache.receive(file.as_fd(), bytes.len() as u64, &hash, sent)
         };
-        let (sent, other) = (Sent::default(), Sent::default());
+        let [sent, other] = [1, 2].map(|uid| Sent::of(&Holder::new(uid)));
         let first = send(1, &sent).expect("the first");
         assert_eq!(&first[..11], text(1));
         // Leaves room for one more content including its NUL.
@@ -355,10 +474,10 @@ mod tests {
         send(4, &sent).expect("room again");
         drop((again, third));
         assert_eq!(
-            sent.0.load(Ordering::Relaxed),
+            sent.0.bytes.load(Ordering::Relaxed),
             bounds::IMAGES_BYTES - 2 * 12
         );
-        assert_eq!(other.0.load(Ordering::Relaxed), 0);
+        assert_eq!(other.0.bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]

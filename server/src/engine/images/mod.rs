@@ -3,6 +3,7 @@
 pub mod contents;
 pub mod families;
 pub mod instances;
+pub mod packs;
 pub mod prepared;
 pub mod residents;
 pub mod variables;
@@ -16,7 +17,6 @@ use crate::engine::images::families::{Families, Family};
 use crate::engine::images::instances::{Image, Instance};
 use crate::engine::images::residents::Residents;
 use crate::engine::images::variables::{KnownVariables, Variables};
-use crate::keeper::Keeper;
 use crossbeam_channel::Sender;
 use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUlibrary, CUmodule, CUresult};
 use mpsshim_proto::handle::Kind;
@@ -66,13 +66,12 @@ impl ImageStore {
     /// A store without images. `unload` takes images to unload at the next quiescent point.
     pub fn new(
         gpu: Arc<Gpu>,
-        keeper: Option<Arc<Keeper>>,
         assessor: Sender<Arc<Instance>>,
         unload: impl Fn(Unloading) + Send + Sync + 'static,
     ) -> ImageStore {
         ImageStore {
+            cache: ImageCache::new(gpu.keeping.clone()),
             gpu,
-            cache: ImageCache::new(keeper),
             families: Families::default(),
             residents: Residents::default(),
             assessor,
@@ -191,6 +190,13 @@ impl ImageStore {
     /// Records a result that the previous server found for the image with this hash.
     pub fn note_leaves(&self, hash: &[u8; 32], leaves: Leaves) {
         let _ = self.outlasting.look_up(hash, || leaves);
+    }
+
+    /// Whether kernels of an image may have left addresses that are valid in their context alone. Takes no time; `true`
+    /// if the image has not been analyzed.
+    pub fn may_leave_addresses(&self, content: &Content) -> bool {
+        let known = self.outlasting.known(content.hash());
+        known.is_none_or(|leaves| leaves.addresses)
     }
 
     /// State of an image that is lost if it is reloaded elsewhere between two launches of its kernels. Its content is

@@ -77,7 +77,7 @@ impl Session {
         if !self.lasting.kept {
             return;
         }
-        if !images.gpu.keep_grant(grant) {
+        if !images.gpu.keep_grant(grant, &self.shared.kept) {
             self.lasting.unkept_memory = true;
             return self.note_bonds(images);
         }
@@ -96,7 +96,8 @@ impl Session {
         }
         let name = Name::numbered(keeper::Kind::Host, start);
         let block = self.objects.host.get(&start);
-        if !block.is_some_and(|block| images.gpu.keeping.keep(name, block.file.as_fd())) {
+        let (keeping, holder) = (&images.gpu.keeping, &self.shared.kept);
+        if !block.is_some_and(|block| keeping.keep(name, block.file.as_fd(), holder)) {
             self.lasting.unkept_memory = true;
             return self.note_bonds(images);
         }

@@ -102,12 +102,27 @@ impl Session {
         } else {
             self.write_down(Record::of(kind, op as u16, key, &message.whole()));
         }
-        if op == Op::GetFunction
-            && let Ok(body) = message.body::<GetFunction>()
-        {
-            self.appraise_image(images, body.parent);
+        match op {
+            Op::ImageLoad => self.note_whether_kept(key),
+            Op::ImageUnload => drop(self.lasting.unkept_images.remove(&key)),
+            Op::GetFunction => {
+                if let Ok(body) = message.body::<GetFunction>() {
+                    self.appraise_image(images, body.parent);
+                }
+            }
+            _ => {}
         }
         self.note_bonds(images);
+    }
+
+    /// Binds the session for as long as it has a new image if the keeper does not hold the content.
+    fn note_whether_kept(&mut self, handle: u64) {
+        if self
+            .image(handle)
+            .is_ok_and(|image| !image.content().is_kept())
+        {
+            self.lasting.unkept_images.insert(handle);
+        }
     }
 
     /// Checks whether an image binds the session, after one of its functions was looked up.
@@ -116,10 +131,9 @@ impl Session {
             return;
         };
         let content = image.content();
-        let (leaves, is_kept) = (images.leaves(content), content.is_kept());
+        let leaves = images.leaves(content);
         let (hash, is_long) = (*content.hash(), content.len() > LONG);
         self.lasting.binding_images |= leaves.addresses;
-        self.lasting.unkept_memory |= !is_kept;
         if is_long && self.lasting.appraised.insert(handle) {
             self.describe::<Leaves>(handle, &(hash, leaves));
         }

@@ -98,9 +98,11 @@ pub fn make<K: Lasting>(
         taken: Vec::new(),
     };
     let made = K::make(record, state, session, &mut making);
-    if made.is_err() {
-        let taken = making.taken.into_iter();
-        taken.for_each(|name| shared.gpu.keeping.forget(name));
+    for name in making.taken {
+        match made {
+            Ok(()) => shared.gpu.keeping.claim(name, &session.shared.kept),
+            Err(_) => shared.gpu.keeping.forget(name),
+        }
     }
     made
 }

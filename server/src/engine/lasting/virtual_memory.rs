@@ -147,7 +147,8 @@ impl Session {
         }
         let exported = devices::export(&images.gpu.driver, raw);
         let name = self.name_of_physical(key);
-        if !exported.is_ok_and(|fd| images.gpu.keeping.keep(name, fd.as_fd())) {
+        let (keeping, holder) = (&images.gpu.keeping, &self.shared.kept);
+        if !exported.is_ok_and(|fd| keeping.keep(name, fd.as_fd(), holder)) {
             self.lasting.unkept_memory = true;
             return self.note_bonds(images);
         }

@@ -135,15 +135,21 @@ fn adopt(shared: &Arc<Shared>) {
 }
 
 fn adopt_contents(shared: &Shared, left: &mut Left) -> Vec<Content> {
-    let of_content = |name: &&Name| name.kind == keeper::Kind::Content;
+    let of_content =
+        |name: &&Name| [keeper::Kind::Content, keeper::Kind::Pack].contains(&name.kind);
     let names: Vec<Name> = left.keys().filter(of_content).copied().collect();
     let mut contents = Vec::new();
     for name in names {
         let Some(file) = left.remove(&name) else {
             continue;
         };
-        match shared.images.cache.adopt(file, &name.id) {
-            Ok(content) => contents.push(content),
+        let cache = &shared.images.cache;
+        let adopted = match name.kind {
+            keeper::Kind::Pack => cache.adopt_pack(file.as_fd(), name),
+            _ => cache.adopt(file, &name.id).map(|content| vec![content]),
+        };
+        match adopted {
+            Ok(adopted) => contents.extend(adopted),
             Err(error) => {
                 tracing::warn!("An image of the server before cannot be read: {error}");
                 shared.gpu.keeping.forget(name);

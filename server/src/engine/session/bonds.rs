@@ -142,7 +142,8 @@ impl Lasting {
         }
         let keeper = images.gpu.keeping.keeper();
         let keeps = keeper.is_some_and(|keeper| keeper.is_there());
-        when(Bonds::UNKEPT, !keeps || !self.kept || self.unkept_memory)
+        let unkept = self.unkept_memory || !self.unkept_images.is_empty();
+        when(Bonds::UNKEPT, !keeps || !self.kept || unkept)
             .with(self.saved.bonds(), true)
             .with(self.times.bonds(), true)
             .with(Bonds::IMAGES, self.binding_images)

@@ -2,6 +2,7 @@
 
 use crate::engine::base::moment::{Moment, Want};
 use crate::engine::base::printing::Printed;
+use crate::engine::base::rations::Holder;
 use crate::engine::base::side::Side;
 use crate::engine::images::contents::Sent;
 use crate::engine::images::instances::Instance;
@@ -83,7 +84,7 @@ pub struct Flow {
     pub moment: Option<Arc<Moment>>,
     /// The side whose images it still uses after a move; they are loaded again at its next quiescent point.
     pub images_of: Option<Side>,
-    /// It has unloaded an image whose kernels may have run.
+    /// It has unloaded an image whose kernels may have stored addresses.
     pub left_images: bool,
     /// Loaded instance of the image that its next message loads, reserved for it.
     pub offered: Option<Arc<Instance>>,
@@ -98,8 +99,9 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// A session that has sent nothing yet; `home` is the index of its dispatch thread.
-    pub fn new(home: usize) -> Flow {
+    /// A session that has sent nothing yet; `home` is the index of its dispatch thread, `kept` counts its
+    /// descriptors in the keeper.
+    pub fn new(home: usize, kept: &Holder) -> Flow {
         Flow {
             home,
             dispatched: 0,
@@ -120,7 +122,7 @@ impl Flow {
             images_of: None,
             left_images: false,
             offered: None,
-            sent: Sent::default(),
+            sent: Sent::of(kept),
             prepared: None,
             wants_moment: false,
             wants: None,

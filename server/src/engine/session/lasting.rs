@@ -9,8 +9,10 @@ use std::collections::{BTreeMap, HashSet};
 pub struct Lasting {
     /// The keeper holds the descriptors that every session has.
     pub kept: bool,
-    /// The keeper does not hold some memory or image of the session.
+    /// The keeper does not hold some memory of the session.
     pub unkept_memory: bool,
+    /// Images of the session whose content the keeper does not hold.
+    pub unkept_images: HashSet<u64>,
     /// Some state did not fit into the description.
     pub undescribed: bool,
     /// It has used an image whose kernels may store addresses. Such an image cannot be loaded elsewhere, even with the
@@ -39,6 +41,7 @@ impl Lasting {
         Lasting {
             kept: false,
             unkept_memory: false,
+            unkept_images: HashSet::new(),
             undescribed: false,
             binding_images: false,
             far_streams: false,

@@ -68,6 +68,8 @@ pub struct SessionShared {
     pub flags: Holder,
     /// Memory files that the server holds for it.
     pub held_files: Holder,
+    /// Descriptors that the keeper holds for it.
+    pub kept: Holder,
     /// Its share of dispatch in relation to others.
     pub standing: Standing,
     /// Activity counters, for monitoring.
@@ -109,6 +111,7 @@ impl SessionShared {
             terms,
             flags: Holder::new(uid),
             held_files: Holder::new(uid),
+            kept: Holder::new(uid),
             standing: Standing::default(),
             activity: Published::default(),
             waits: Waits::default(),
@@ -206,7 +209,7 @@ impl Session {
             account: shared.account.clone(),
             inbox: Inbox::new(shared.segment.ring(), shared.segment.express()),
             objects: Objects::new(),
-            flow: Flow::new(home),
+            flow: Flow::new(home, &shared.kept),
             lasting: Lasting::new(),
             tracer: None,
             side,

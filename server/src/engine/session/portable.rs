@@ -25,7 +25,7 @@ impl SessionShared {
             (keeper::Kind::Socket, self.socket()),
         ];
         let mut parts = parts.into_iter();
-        parts.all(|(kind, fd)| keeping.keep(Name::numbered(kind, id), fd))
+        parts.all(|(kind, fd)| keeping.keep_part(Name::numbered(kind, id), fd))
     }
 
     /// Whether nothing of the session is in flight, according to its description and flags. Does not ask the driver,

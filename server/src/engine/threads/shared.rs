@@ -18,7 +18,6 @@ use crate::engine::threads::lanes::{Dispatcher, Snapshots};
 use crate::engine::threads::roster::Roster;
 use crate::engine::threads::slow::SlowLane;
 use crate::engine::threads::undertaker::{Buried, Graves};
-use crate::keeper::Keeper;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use mpsshim_model::client::EngineEvent;
 use mpsshim_model::policy::MarkKind;
@@ -87,7 +86,6 @@ impl Shared {
     pub fn new(
         gpu: Gpu,
         config: EngineConfig,
-        keeper: Option<Arc<Keeper>>,
         admission: Arc<Admission>,
         events: Sender<EngineEvent>,
     ) -> io::Result<(Arc<Shared>, Outlets)> {
@@ -122,7 +120,7 @@ impl Shared {
             OwnedFd::from_raw_fd(raw)
         };
         let to_bury = undertaker.clone();
-        let images = ImageStore::new(gpu.clone(), keeper, assessor, move |unloading| {
+        let images = ImageStore::new(gpu.clone(), assessor, move |unloading| {
             let buried = Buried::from(unloading);
             let _ = to_bury.send((buried.side(), buried));
         });
