@@ -384,9 +384,8 @@ impl Servers {
             }
             Err(keeper) => keeper,
         };
-        let owner = self.launcher.owner(uid, None);
         let start = Start::With(keeper);
-        if let Some(next) = self.start(owner, server.quarantined.clone(), start) {
+        if let Some(next) = self.start(server.owner(), server.quarantined.clone(), start) {
             self.note_successor(server, next);
         }
         true
@@ -579,7 +578,7 @@ impl Servers {
         let limits = self.limits_for(owner.uid);
         let started = (self.launcher).start((owner, program.as_ref()), &limits, &start);
         match started {
-            Ok((child, link)) => {
+            Ok((child, link, owner)) => {
                 let pid = child.id();
                 let served = match &program {
                     Some(program) => format!("the quarantined program {program}"),
@@ -593,7 +592,7 @@ impl Servers {
                 // Linux process ids have 22 bits.
                 let process = Process::Child(child);
                 let trusted = self.launcher.trusts(owner.uid);
-                let identity = (pid as i32, owner.uid);
+                let identity = (pid as i32, owner);
                 let mut server = Server::new(identity, trusted, process, link, limits);
                 match start {
                     Start::Anew => {}

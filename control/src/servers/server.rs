@@ -6,6 +6,7 @@ use crate::closers::Stranger;
 use crate::link::{Link, ToDaemon};
 use crate::process::Process;
 use crate::program::Program;
+use crate::spawn::Owner;
 use crate::trace::Totals;
 use crate::usage::Report;
 use mpsshim_api::cuda::CUresult;
@@ -74,6 +75,8 @@ pub struct Server {
     pub pid: i32,
     /// Whose clients it serves.
     pub uid: u32,
+    /// The group that it runs with; `None`: the daemon's own. The servers that continue its sessions get the same.
+    gid: Option<u32>,
     /// Its state.
     pub state: State,
     pub(super) process: Process,
@@ -128,7 +131,7 @@ pub struct Server {
 impl Server {
     /// `trusted`: its user is allowed to command the daemon.
     pub(super) fn new(
-        (pid, uid): (i32, u32),
+        (pid, Owner { uid, gid }): (i32, Owner),
         trusted: bool,
         process: Process,
         link: Link,
@@ -137,6 +140,7 @@ impl Server {
         Server {
             pid,
             uid,
+            gid,
             trusted,
             knows_uuids: false,
             state: State::Initializing,
@@ -163,6 +167,14 @@ impl Server {
             quarantined: None,
             findings: Findings::default(),
             traced: Vec::new(),
+        }
+    }
+
+    /// User and group of the servers that continue its sessions.
+    pub(super) fn owner(&self) -> Owner {
+        Owner {
+            uid: self.uid,
+            gid: self.gid,
         }
     }
 

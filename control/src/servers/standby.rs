@@ -68,9 +68,8 @@ impl Servers {
         if self.restarts.iter().any(|restart| restart.server == pid) {
             return Err(format!("Server {pid} is being restarted"));
         }
-        let (uid, program) = (server.uid, server.quarantined.clone());
+        let (owner, program) = (server.owner(), server.quarantined.clone());
         if self.standby_of(pid).is_none() {
-            let owner = self.launcher.owner(uid, None);
             let standby = self.start(owner, program, Start::Standby(pid));
             standby.ok_or("the next server could not be started; control.log says why")?;
         }
@@ -295,9 +294,8 @@ impl Servers {
             let server = &mut self.running[at];
             // Only one attempt: a failure most likely means lack of memory, and would repeat.
             server.had_standby = true;
-            let (pid, uid, program) = (server.pid, server.uid, server.quarantined.clone());
+            let (pid, owner, program) = (server.pid, server.owner(), server.quarantined.clone());
             if self.standby_of(pid).is_none() {
-                let owner = self.launcher.owner(uid, None);
                 self.start(owner, program, Start::Standby(pid));
             }
         }
