@@ -296,11 +296,11 @@ impl Servers {
         if server.succeeded || self.succeed(&mut server) {
             return;
         }
-        if server.standby_of.is_some() {
+        if let Some(of) = server.standby_of {
             if server.state != State::Stopping {
                 tracing::error!("Standby {pid} has ended; server.log says why");
             }
-            return;
+            return self.note_end_of_standby(of);
         }
         match server.state {
             State::Stopping => {}
@@ -397,6 +397,7 @@ impl Servers {
             .iter()
             .filter_map(|server| server.kill_at)
             .chain(self.restart_deadline())
+            .chain(self.standby_deadline())
             .chain(self.orphans_until)
             .min()
     }
@@ -411,6 +412,8 @@ impl Servers {
             server.overdue();
         }
         self.expire_restarts(now);
+        self.expire_adoptions(now);
+        self.start_standbys();
         if self.orphans_until.take_if(|at| *at <= now).is_some() {
             self.advance();
         }

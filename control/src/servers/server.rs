@@ -1,6 +1,7 @@
 //! One server: its process, its link, and its reports.
 
 use super::quarantine::{Coming, Findings};
+use super::standby::NextStandby;
 use super::traces::Part;
 use crate::closers::Stranger;
 use crate::link::{Link, ToDaemon};
@@ -112,8 +113,10 @@ pub struct Server {
     pub(super) standby_of: Option<i32>,
     /// The fingerprint of its protocol, once it has created its context as a standby.
     pub(super) stands_by: Option<u64>,
-    /// It has had a standby.
-    pub(super) had_standby: bool,
+    /// When it gets a standby.
+    pub(super) next_standby: NextStandby,
+    /// Until when it must say that it has received the order to go on with sessions.
+    pub(super) adopts_by: Option<Instant>,
     /// The reason that it gave for not handing over its sessions.
     pub(super) stays: Option<String>,
     /// Received while it handed over its clients: an order to end once they have gone.
@@ -160,7 +163,8 @@ impl Server {
             succeeded: false,
             standby_of: None,
             stands_by: None,
-            had_standby: false,
+            next_standby: NextStandby::default(),
+            adopts_by: None,
             stays: None,
             stops_later: false,
             keeper: None,
@@ -389,6 +393,7 @@ impl Server {
                 self.stands_by = Some(fingerprint);
                 tracing::info!("Server {pid} stands by");
             }
+            ToDaemon::Adopts => self.adopts_by = None,
             ToDaemon::Stays { why } if self.state == State::HandingOver => {
                 self.state = match self.stops_later {
                     true => State::Stopping,
