@@ -125,7 +125,8 @@ pub const TABLE: &[Row] = &[
         "restart_server",
         "PID [-t SECONDS] [-f]",
         "replace a server by a new one that goes on with its clients; prints the new process id. Refused, with nothing stopped, if a \
-         client cannot go on in another server or does not come to rest within 10 s (-t); with -f such clients are ended",
+         client cannot go on in another server or does not come to rest within 10 s, or if the next server has not started and all \
+         are at rest within SECONDS (0: at rest at once); with -f such clients are ended",
     ),
     row(
         Kind::Acts,
@@ -408,8 +409,9 @@ pub enum Command {
     RestartServer {
         /// The server.
         server: Server,
-        /// How long its clients may take to come to rest.
-        patience: Duration,
+        /// How long the next server may take to start and the clients to come to rest, together; zero: the clients must
+        /// be at rest. `None`: the default of each.
+        patience: Option<Duration>,
         /// End clients that cannot continue.
         force: bool,
     },

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
-pub const LINK_VERSION: u32 = 9;
+pub const LINK_VERSION: u32 = 10;
 /// Longest packet, bytes.
 pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
 
@@ -162,6 +162,8 @@ pub enum ToDaemon {
         /// Fingerprint of the sessions that it can restore.
         fingerprint: u64,
     },
+    /// A standby has received the order to go on with sessions.
+    Adopts,
     /// The server does not hand over its sessions, and continues to serve them.
     Stays {
         /// The reason.
@@ -578,6 +580,7 @@ mod tests {
                 }],
             },
             ToDaemon::Stopping,
+            ToDaemon::Adopts,
             ToDaemon::Standby {
                 fingerprint: u64::MAX,
             },

@@ -10,8 +10,6 @@ use std::time::Duration;
 
 /// Largest weight of a client.
 const WEIGHT_LIMIT: u32 = 10_000;
-/// How long the clients of a server that is restarted may take to come to rest, if the command does not say.
-const RESTART_PATIENCE: Duration = Duration::from_secs(10);
 /// How long they may be given at most, seconds.
 const LONGEST_PATIENCE: u64 = 3600;
 
@@ -174,7 +172,7 @@ impl Arguments<'_> {
     }
 
     fn restart(&self) -> Result<Command, CommandError> {
-        let (mut pid, mut patience, mut force) = (None, RESTART_PATIENCE, false);
+        let (mut pid, mut patience, mut force) = (None, None, false);
         let mut words = self.words.iter();
         while let Some(word) = words.next() {
             match *word {
@@ -182,9 +180,10 @@ impl Arguments<'_> {
                 "-t" => {
                     let seconds = words.next().and_then(|word| word.parse().ok());
                     let seconds = seconds.filter(|seconds| *seconds <= LONGEST_PATIENCE);
-                    patience = seconds.map(Duration::from_secs).ok_or_else(|| {
+                    let seconds = seconds.ok_or_else(|| {
                         self.wrong(format!("-t takes seconds, up to {LONGEST_PATIENCE}"))
                     })?;
+                    patience = Some(Duration::from_secs(seconds));
                 }
                 _ if pid.is_none() => pid = Some(*word),
                 _ => return Err(self.wrong("one process id expected")),
@@ -469,14 +468,14 @@ mod tests {
             ok("start_server -uid 1000"),
             Command::StartServer { uid: 1000 }
         );
-        let restart = |patience, force| Command::RestartServer {
+        let restart = |patience: Option<u64>, force| Command::RestartServer {
             server: server(7),
-            patience: Duration::from_secs(patience),
+            patience: patience.map(Duration::from_secs),
             force,
         };
-        assert_eq!(ok("restart_server 7"), restart(10, false));
-        assert_eq!(ok("restart_server -t 0 7"), restart(0, false));
-        assert_eq!(ok("restart_server 7 -f -t 60"), restart(60, true));
+        assert_eq!(ok("restart_server 7"), restart(None, false));
+        assert_eq!(ok("restart_server -t 0 7"), restart(Some(0), false));
+        assert_eq!(ok("restart_server 7 -f -t 60"), restart(Some(60), true));
         assert_eq!(ok("quit"), Command::Quit { patience: None });
         assert_eq!(
             ok("quit -t 5"),

@@ -296,11 +296,11 @@ impl Servers {
         if server.succeeded || self.succeed(&mut server) {
             return;
         }
-        if server.standby_of.is_some() {
+        if let Some(of) = server.standby_of {
             if server.state != State::Stopping {
                 tracing::error!("Standby {pid} has ended; server.log says why");
             }
-            return;
+            return self.note_end_of_standby(of);
         }
         match server.state {
             State::Stopping => {}
@@ -384,9 +384,8 @@ impl Servers {
             }
             Err(keeper) => keeper,
         };
-        let owner = self.launcher.owner(uid, None);
         let start = Start::With(keeper);
-        if let Some(next) = self.start(owner, server.quarantined.clone(), start) {
+        if let Some(next) = self.start(server.owner(), server.quarantined.clone(), start) {
             self.note_successor(server, next);
         }
         true
@@ -398,6 +397,7 @@ impl Servers {
             .iter()
             .filter_map(|server| server.kill_at)
             .chain(self.restart_deadline())
+            .chain(self.standby_deadline())
             .chain(self.orphans_until)
             .min()
     }
@@ -412,6 +412,8 @@ impl Servers {
             server.overdue();
         }
         self.expire_restarts(now);
+        self.expire_adoptions(now);
+        self.start_standbys();
         if self.orphans_until.take_if(|at| *at <= now).is_some() {
             self.advance();
         }
@@ -579,7 +581,7 @@ impl Servers {
         let limits = self.limits_for(owner.uid);
         let started = (self.launcher).start((owner, program.as_ref()), &limits, &start);
         match started {
-            Ok((child, link)) => {
+            Ok((child, link, owner)) => {
                 let pid = child.id();
                 let served = match &program {
                     Some(program) => format!("the quarantined program {program}"),
@@ -593,7 +595,7 @@ impl Servers {
                 // Linux process ids have 22 bits.
                 let process = Process::Child(child);
                 let trusted = self.launcher.trusts(owner.uid);
-                let identity = (pid as i32, owner.uid);
+                let identity = (pid as i32, owner);
                 let mut server = Server::new(identity, trusted, process, link, limits);
                 match start {
                     Start::Anew => {}

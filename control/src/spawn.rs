@@ -150,13 +150,14 @@ impl Launcher {
     }
 
     /// Starts a server and keeps the daemon's end of the link, which does not block. The server is told the quarantined
-    /// program that it is for.
+    /// program that it is for. It has no supplementary groups, unless it runs as the daemon's own user. Also returns the
+    /// owner with the group that the server runs with, if that is not the daemon's own.
     pub fn start(
         &self,
         (owner, quarantined): (Owner, Option<&Program>),
         limits: &Limits,
         start: &Start,
-    ) -> Result<(Child, Link), SpawnError> {
+    ) -> Result<(Child, Link, Owner), SpawnError> {
         let (ours, theirs) = seqpacket::pair()?;
         seqpacket::set_nonblocking(&ours, true)?;
         let mut command = self.command()?;
@@ -187,16 +188,19 @@ impl Launcher {
             // The maximum number of hardware queues, so that clients' streams seldom wait for each other.
             command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
         }
-        if geteuid().as_raw() != owner.uid {
-            let gid = match owner.gid {
+        let uid = owner.uid;
+        let mut gid = None;
+        if geteuid().as_raw() != uid {
+            let group = match owner.gid {
                 Some(gid) => gid,
-                None => group_of(owner.uid)?,
+                None => group_of(uid)?,
             };
             // As root this also drops the supplementary groups.
-            command.gid(gid).uid(owner.uid);
+            command.gid(group).uid(uid);
+            gid = Some(group);
         }
-        let link = Link::to_user(Stranger::new(ours, owner.uid), owner.uid);
-        Ok((self.spawn(&mut command)?, link))
+        let link = Link::to_user(Stranger::new(ours, uid), uid);
+        Ok((self.spawn(&mut command)?, link, Owner { uid, gid }))
     }
 
     /// Starts a process that prints the devices as one line of JSON.

@@ -21,7 +21,10 @@ pub fn wait(link: &Link, limits: &mut Limits) -> anyhow::Result<Option<Keeper>> 
                 tracing::info!("Exiting");
                 return Ok(None);
             }
-            Ok(Some(Order::Adopt(keeper))) => return Ok(Some(Keeper::on(keeper)?)),
+            Ok(Some(Order::Adopt(keeper))) => {
+                link.report(&ToDaemon::Adopts)?;
+                return Ok(Some(Keeper::on(keeper)?));
+            }
             Ok(Some(Order::Limits(new))) => *limits = new,
             Ok(Some(Order::Log(log))) => nix::unistd::dup2_stderr(log)?,
             // Other orders concern clients.

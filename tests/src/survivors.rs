@@ -6,6 +6,8 @@ use crate::control_daemon::Place;
 use crate::programs::{Running, preloaded, well};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 pub const RPC_FAILURE: &str = "CUDA_ERROR_MPS_RPC_FAILURE (806)";
 pub const ASSERT: &str = "CUDA_ERROR_ASSERT (710)";
@@ -19,7 +21,17 @@ pub struct Survivor {
 
 impl Survivor {
     pub fn start(place: &Place) -> Survivor {
+        Survivor::start_by(preloaded(artifact("survivor"), place.pipe()))
+    }
+
+    /// One with that user and group, for a test that is root.
+    pub fn start_as(place: &Place, user: u32, group: u32) -> Survivor {
         let mut command = preloaded(artifact("survivor"), place.pipe());
+        command.uid(user).gid(group);
+        Survivor::start_by(command)
+    }
+
+    fn start_by(mut command: Command) -> Survivor {
         let program = Running::start_until(&mut command, "started");
         Survivor { program, rounds: 1 }
     }

@@ -6,6 +6,7 @@ use crate::closers::Stranger;
 use crate::link::Link;
 use crate::process::Process;
 use crate::program::Program;
+use crate::spawn::Owner;
 use crate::takeover::{Introduction, Unknown, Verdict};
 use crate::user_memory::MOST_LIMITS;
 use mpsshim_model::client::Credentials;
@@ -32,7 +33,7 @@ impl Servers {
         said: Result<Introduction, Unknown>,
         devices: Option<usize>,
     ) {
-        let Credentials { pid, uid, .. } = who;
+        let Credentials { pid, uid, gid } = who;
         let process = said.map_err(|error| error.to_string()).and_then(|said| {
             let of = (!self.launcher.trusts(uid)).then_some(uid);
             check(&said.limits, of, devices)?;
@@ -64,7 +65,11 @@ impl Servers {
         tracing::info!("Server {pid} of user {uid} taken over with {clients} clients");
         // It reports its clients, then that it is ready. Its log may have been renamed while no daemon ran.
         let trusted = self.launcher.trusts(uid);
-        let mut server = Server::new((pid, uid), trusted, process, link, limits.clone());
+        let owner = Owner {
+            uid,
+            gid: Some(gid),
+        };
+        let mut server = Server::new((pid, owner), trusted, process, link, limits.clone());
         server.hand_log(self.launcher.log());
         if let Some(program) = &quarantined {
             // The previous daemon had it in its list.

@@ -1,11 +1,13 @@
 //! One server: its process, its link, and its reports.
 
 use super::quarantine::{Coming, Findings};
+use super::standby::NextStandby;
 use super::traces::Part;
 use crate::closers::Stranger;
 use crate::link::{Link, ToDaemon};
 use crate::process::Process;
 use crate::program::Program;
+use crate::spawn::Owner;
 use crate::trace::Totals;
 use crate::usage::Report;
 use mpsshim_api::cuda::CUresult;
@@ -74,6 +76,8 @@ pub struct Server {
     pub pid: i32,
     /// Whose clients it serves.
     pub uid: u32,
+    /// The group that it runs with; `None`: the daemon's own. The servers that continue its sessions get the same.
+    gid: Option<u32>,
     /// Its state.
     pub state: State,
     pub(super) process: Process,
@@ -109,8 +113,10 @@ pub struct Server {
     pub(super) standby_of: Option<i32>,
     /// The fingerprint of the sessions that it can restore, once it has created its context as a standby.
     pub(super) stands_by: Option<u64>,
-    /// It has had a standby.
-    pub(super) had_standby: bool,
+    /// When it gets a standby.
+    pub(super) next_standby: NextStandby,
+    /// Until when it must say that it has received the order to go on with sessions.
+    pub(super) adopts_by: Option<Instant>,
     /// The reason that it gave for not handing over its sessions.
     pub(super) stays: Option<String>,
     /// Received while it handed over its clients: an order to end once they have gone.
@@ -128,7 +134,7 @@ pub struct Server {
 impl Server {
     /// `trusted`: its user is allowed to command the daemon.
     pub(super) fn new(
-        (pid, uid): (i32, u32),
+        (pid, Owner { uid, gid }): (i32, Owner),
         trusted: bool,
         process: Process,
         link: Link,
@@ -137,6 +143,7 @@ impl Server {
         Server {
             pid,
             uid,
+            gid,
             trusted,
             knows_uuids: false,
             state: State::Initializing,
@@ -156,13 +163,22 @@ impl Server {
             succeeded: false,
             standby_of: None,
             stands_by: None,
-            had_standby: false,
+            next_standby: NextStandby::default(),
+            adopts_by: None,
             stays: None,
             stops_later: false,
             keeper: None,
             quarantined: None,
             findings: Findings::default(),
             traced: Vec::new(),
+        }
+    }
+
+    /// User and group of the servers that continue its sessions.
+    pub(super) fn owner(&self) -> Owner {
+        Owner {
+            uid: self.uid,
+            gid: self.gid,
         }
     }
 
@@ -377,6 +393,7 @@ impl Server {
                 self.stands_by = Some(fingerprint);
                 tracing::info!("Server {pid} stands by");
             }
+            ToDaemon::Adopts => self.adopts_by = None,
             ToDaemon::Stays { why } if self.state == State::HandingOver => {
                 self.state = match self.stops_later {
                     true => State::Stopping,

@@ -12,6 +12,16 @@ use std::time::{Duration, Instant};
 
 /// How long a standby may take to create its context.
 const START_PATIENCE: Duration = Duration::from_secs(60);
+/// The same if the command waits for no client.
+const SHORT_START_PATIENCE: Duration = Duration::from_secs(10);
+/// How long the clients may take to come to rest, if the command does not say.
+const REST_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a standby may take to confirm the order to continue sessions. It does nothing else meanwhile.
+const ORDER_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause before a standby that has ended is replaced; doubles from one to the next.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+/// Longest such pause. A standby of a greater age worked, so the pauses begin anew.
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 /// How long a server may take to answer, in addition to the time its clients may take to come to rest.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
 /// How long a command waits for the next server to restore the sessions. The server is not ended then: images may take
@@ -23,11 +33,81 @@ const ADOPTION_PATIENCE: Duration = Duration::from_secs(30);
 pub struct Restart {
     /// Its process id.
     server: i32,
-    patience: Duration,
+    rest: Rest,
     force: bool,
     /// Deadline of the current step.
     until: Instant,
     step: Step,
+}
+
+/// When the clients must be at rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rest {
+    /// This time after the start of the next server.
+    Within(Duration),
+    /// At this time.
+    By(Instant),
+}
+
+impl Rest {
+    /// How long they may take from now on.
+    fn left(self, now: Instant) -> Duration {
+        match self {
+            Rest::Within(patience) => patience,
+            Rest::By(at) => at.saturating_duration_since(now),
+        }
+    }
+}
+
+/// How long the next server may take to start, and when the clients must be at rest, for a command that has come now with
+/// this bound.
+fn bounds(bound: Option<Duration>, now: Instant) -> (Duration, Rest) {
+    match bound {
+        None => (START_PATIENCE, Rest::Within(REST_PATIENCE)),
+        // The clients must be at rest, but a server that starts at once does not exist.
+        Some(Duration::ZERO) => (SHORT_START_PATIENCE, Rest::Within(Duration::ZERO)),
+        Some(bound) => (bound.min(START_PATIENCE), Rest::By(now + bound)),
+    }
+}
+
+/// When a server gets its next standby: the first at once, later ones after a pause. A failure most likely means lack of
+/// memory, and would repeat.
+#[derive(Debug)]
+pub(super) struct NextStandby {
+    /// `None`: now.
+    at: Option<Instant>,
+    started: Option<Instant>,
+    pause: Duration,
+}
+
+impl Default for NextStandby {
+    fn default() -> NextStandby {
+        NextStandby {
+            at: None,
+            started: None,
+            pause: FIRST_PAUSE,
+        }
+    }
+}
+
+impl NextStandby {
+    fn is_due(&self, now: Instant) -> bool {
+        self.at.is_none_or(|at| at <= now)
+    }
+
+    fn note_start(&mut self, now: Instant) {
+        self.started = Some(now);
+    }
+
+    /// The standby has ended, or could not be started.
+    fn note_end(&mut self, now: Instant) {
+        let started = self.started.take();
+        if started.is_some_and(|started| now.duration_since(started) > LONGEST_PAUSE) {
+            self.pause = FIRST_PAUSE;
+        }
+        self.at = Some(now + self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
 }
 
 #[derive(Debug)]
@@ -43,12 +123,17 @@ enum Step {
 }
 
 impl Servers {
-    /// Begins to replace a server by a new server that continues its sessions. The clients may take `patience` to come
-    /// to rest; with `force`, clients that cannot continue are ended.
+    /// Begins to replace a server by a new server that continues its sessions. `bound`: how long the new server may take
+    /// to start and the clients to come to rest; with `force`, clients that cannot continue are ended.
     ///
     /// # Errors
     /// Why that is impossible, in words.
-    pub fn restart(&mut self, pid: i32, patience: Duration, force: bool) -> Result<(), String> {
+    pub fn restart(
+        &mut self,
+        pid: i32,
+        bound: Option<Duration>,
+        force: bool,
+    ) -> Result<(), String> {
         // Drops results of earlier restarts that were never fetched.
         self.restarts
             .retain(|restart| restart.server != pid || !matches!(restart.step, Step::Over(_)));
@@ -68,17 +153,18 @@ impl Servers {
         if self.restarts.iter().any(|restart| restart.server == pid) {
             return Err(format!("Server {pid} is being restarted"));
         }
-        let (uid, program) = (server.uid, server.quarantined.clone());
+        let (owner, program) = (server.owner(), server.quarantined.clone());
         if self.standby_of(pid).is_none() {
-            let owner = self.launcher.owner(uid, None);
             let standby = self.start(owner, program, Start::Standby(pid));
             standby.ok_or("the next server could not be started; control.log says why")?;
         }
+        let now = Instant::now();
+        let (start, rest) = bounds(bound, now);
         self.restarts.push(Restart {
             server: pid,
-            patience,
+            rest,
             force,
-            until: Instant::now() + START_PATIENCE,
+            until: now + start,
             step: Step::Prepares,
         });
         self.advance_restarts();
@@ -121,10 +207,11 @@ impl Servers {
         for at in 0..self.restarts.len() {
             let Restart {
                 server,
-                patience,
+                rest,
                 force,
                 ..
             } = self.restarts[at];
+            let patience = rest.left(Instant::now());
             let next = match &self.restarts[at].step {
                 Step::Prepares => self.ask_to_hand_over(server, patience, force),
                 Step::Rests => self.look_whether_it_stays(server),
@@ -170,8 +257,12 @@ impl Servers {
                 Step::Over(_) => continue,
             };
             let hangs = matches!(restart.step, Step::Rests);
+            let does_not_start = matches!(restart.step, Step::Prepares);
             tracing::warn!("Restart of server {server}: {why}");
             restart.step = Step::Over(Err(why));
+            if does_not_start && let Some(standby) = self.standby_of(server) {
+                self.running[standby].stop(true);
+            }
             // The next server continues the sessions that are at rest.
             if hangs && let Some(server) = self.by_pid_mut(server) {
                 server.kill();
@@ -248,6 +339,7 @@ impl Servers {
             return Err(keeper);
         }
         standby.standby_of = None;
+        standby.adopts_by = Some(Instant::now() + ORDER_PATIENCE);
         standby.keeper = Some(keeper);
         tracing::info!(
             "Server {} goes on with the clients of server {pid}",
@@ -280,26 +372,69 @@ impl Servers {
         }
     }
 
-    /// Starts standbys for servers with clients, if enabled.
-    pub(super) fn start_standbys(&mut self) {
-        if !self.launcher.keeps_standbys() || self.closing {
-            return;
+    /// Kills standbys that have not confirmed in time that they continue sessions: another server does it.
+    pub(super) fn expire_adoptions(&mut self, now: Instant) {
+        for server in &mut self.running {
+            if server.adopts_by.take_if(|at| *at <= now).is_some() {
+                tracing::error!(
+                    "Server {} does not go on with the clients: it has not answered for {} s, killing it",
+                    server.pid,
+                    ORDER_PATIENCE.as_secs()
+                );
+                server.kill();
+            }
         }
-        let needs = |server: &Server| {
-            server.state == State::Active
+    }
+
+    /// The servers that lack a standby.
+    fn without_standby(&self) -> impl Iterator<Item = &Server> {
+        let keeps = self.launcher.keeps_standbys() && !self.closing;
+        let has_one = |pid| {
+            let mut running = self.running.iter();
+            running.any(|server| server.standby_of == Some(pid))
+        };
+        self.running.iter().filter(move |server| {
+            keeps
+                && server.state == State::Active
                 && server.keeper.is_some()
                 && !server.sessions.is_empty()
-                && !server.had_standby
-        };
-        while let Some(at) = self.running.iter().position(needs) {
-            let server = &mut self.running[at];
-            // Only one attempt: a failure most likely means lack of memory, and would repeat.
-            server.had_standby = true;
-            let (pid, uid, program) = (server.pid, server.uid, server.quarantined.clone());
-            if self.standby_of(pid).is_none() {
-                let owner = self.launcher.owner(uid, None);
-                self.start(owner, program, Start::Standby(pid));
+                && !has_one(server.pid)
+        })
+    }
+
+    /// When [`Servers::start_standbys`] or [`Servers::expire_adoptions`] has something to do next.
+    pub(super) fn standby_deadline(&self) -> Option<Instant> {
+        let starts = self
+            .without_standby()
+            .filter_map(|server| server.next_standby.at);
+        let adoptions = self.running.iter().filter_map(|server| server.adopts_by);
+        starts.chain(adoptions).min()
+    }
+
+    /// Starts standbys for servers with clients, if enabled.
+    pub(super) fn start_standbys(&mut self) {
+        let now = Instant::now();
+        let lacking: Vec<i32> = self
+            .without_standby()
+            .filter(|server| server.next_standby.is_due(now))
+            .map(|server| server.pid)
+            .collect();
+        for pid in lacking {
+            let Some(server) = self.by_pid_mut(pid) else {
+                continue;
+            };
+            server.next_standby.note_start(now);
+            let (owner, program) = (server.owner(), server.quarantined.clone());
+            if self.start(owner, program, Start::Standby(pid)).is_none() {
+                self.note_end_of_standby(pid);
             }
+        }
+    }
+
+    /// The standby of the server with this process id has ended.
+    pub(super) fn note_end_of_standby(&mut self, pid: i32) {
+        if let Some(server) = self.by_pid_mut(pid) {
+            server.next_standby.note_end(Instant::now());
         }
     }
 
@@ -322,5 +457,53 @@ impl Servers {
                 self.running[at].stop(true);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_standby_that_ends_again_and_again_is_replaced_ever_more_seldom() {
+        let mut next = NextStandby::default();
+        let mut now = Instant::now();
+        assert!(next.is_due(now), "the first one is started at once");
+        let mut pauses = Vec::new();
+        for _ in 0..12 {
+            next.note_start(now);
+            next.note_end(now);
+            assert!(!next.is_due(now));
+            let at = next.at.expect("a time");
+            pauses.push(at.duration_since(now).as_secs());
+            now = at;
+            assert!(next.is_due(now));
+        }
+        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600]);
+        // After a long life.
+        next.note_start(now);
+        now += LONGEST_PAUSE + Duration::from_secs(1);
+        next.note_end(now);
+        assert!(next.is_due(now + FIRST_PAUSE));
+    }
+
+    #[test]
+    fn the_bound_of_a_restart_is_for_all_of_it() {
+        let now = Instant::now();
+        let after = |seconds| now + Duration::from_secs(seconds);
+        let (start, rest) = bounds(Some(Duration::from_secs(3)), now);
+        assert_eq!(start, Duration::from_secs(3));
+        assert_eq!(rest.left(after(1)), Duration::from_secs(2));
+        assert_eq!(rest.left(after(4)), Duration::ZERO);
+        let (start, rest) = bounds(Some(Duration::from_secs(3600)), now);
+        assert_eq!(start, START_PATIENCE);
+        assert_eq!(rest.left(after(20)), Duration::from_secs(3580));
+        let (start, rest) = bounds(Some(Duration::ZERO), now);
+        assert!(!start.is_zero() && rest.left(now).is_zero());
+        let (start, rest) = bounds(None, now);
+        assert_eq!(
+            (start, rest.left(after(20))),
+            (START_PATIENCE, REST_PATIENCE)
+        );
     }
 }

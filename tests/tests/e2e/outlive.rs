@@ -2,7 +2,7 @@
 
 use mpsshim_proto::message::{Object, Op};
 use mpsshim_tests::PATIENCE;
-use mpsshim_tests::control_daemon::{Place, wait_until};
+use mpsshim_tests::control_daemon::{Place, other_user, wait_until};
 use mpsshim_tests::peer::{PTX, Peer};
 use mpsshim_tests::programs::{client, succeed};
 use mpsshim_tests::scene::{control, daemon, daemon_with, daemon_with_descriptors};
@@ -36,6 +36,58 @@ fn clients_at_rest_go_on_when_their_server_is_killed() {
     assert_eq!(log.matches(again).count(), 5, "{log}");
     survivors.into_iter().for_each(Survivor::end);
     wait_until("the clients have gone", || clients(&place).is_empty());
+}
+
+/// User and group of a server's process, with the groups that it has besides.
+fn identity(place: &Place) -> [String; 3] {
+    let pid = server(place).expect("a server");
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    ["Uid:", "Gid:", "Groups:"].map(|name| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
+        line.expect(name).trim().to_owned()
+    })
+}
+
+/// The successors of a server, however they come, run as it did, for a user and group that no file names.
+fn successors_run_as_the_first_server(place: &Place) {
+    // As a container's user.
+    const USER: u32 = 54321;
+    const GROUP: u32 = 54322;
+    let mut survivor = Survivor::start_as(place, USER, GROUP);
+    survivor.round();
+    let first = identity(place);
+    assert!(first[0].starts_with("54321") && first[1].starts_with("54322"));
+    let replace = |survivor: &mut Survivor, how: &str, act: &dyn Fn(i32)| {
+        let old = server(place).expect("a server");
+        act(old);
+        survivor.round();
+        wait_until(how, || server(place).is_some_and(|next| next != old));
+        assert_eq!(identity(place), first, "{how}");
+    };
+    let is_killed = |_| _ = kill_server(place);
+    let is_restarted = |old: i32| {
+        let done = place.control(&["restart_server", &old.to_string(), "-t", "600"]);
+        assert_eq!(done.code, 0, "{}", done.out);
+    };
+    for _ in 0..2 {
+        replace(&mut survivor, "it is killed", &is_killed);
+        replace(&mut survivor, "it is restarted", &is_restarted);
+    }
+    place.signal_daemon(nix::sys::signal::Signal::SIGKILL);
+    wait_until("another daemon runs", || place.control(&["-d"]).code == 0);
+    wait_until("the server is taken over", || clients(place).len() == 1);
+    replace(&mut survivor, "killed, after a takeover", &is_killed);
+    replace(&mut survivor, "restarted, after a takeover", &is_restarted);
+    survivor.end();
+}
+
+#[test]
+fn clients_of_a_user_without_a_name_go_on() {
+    if other_user().is_none() {
+        return eprintln!("not root: no other user is tested");
+    }
+    successors_run_as_the_first_server(&daemon());
+    successors_run_as_the_first_server(&daemon_with(&[("MPSSHIM_STANDBY", "1")]));
 }
 
 #[test]

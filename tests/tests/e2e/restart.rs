@@ -7,9 +7,14 @@ use mpsshim_tests::peer::{PTX, Peer, Worker};
 use mpsshim_tests::programs::{Running, client, preloaded, succeed};
 use mpsshim_tests::scene::{Bystander, control, daemon, daemon_with, daemon_with_descriptors};
 use mpsshim_tests::survivors::{RPC_FAILURE, Survivor, clients, keepers, kill_server, server};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// The outcome of `restart_server` with these options.
 fn restart(place: &Place, options: &[&str]) -> Result<i32, String> {
@@ -205,24 +210,78 @@ fn a_daemon_that_dies_meanwhile_takes_no_client_with_it() {
     called_off(|place, _| place.signal_daemon(nix::sys::signal::Signal::SIGKILL));
 }
 
+/// The server's executable, as an upgrade replaces it.
+struct Installed {
+    _folder: TempDir,
+    path: PathBuf,
+}
+
+impl Installed {
+    fn new() -> Installed {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("mps-server");
+        fs::copy(artifact("mps-server"), &path).expect("a copy");
+        Installed {
+            _folder: folder,
+            path,
+        }
+    }
+
+    /// A daemon that uses it.
+    fn daemon(&self, env: &[(&str, &str)]) -> Place {
+        let path = self.path.to_str().expect("UTF-8");
+        daemon_with(&[env, &[("MPSSHIM_SERVER", path)]].concat())
+    }
+
+    /// A script takes its place: what runs goes on.
+    fn replace(&self, script: &str) {
+        let next = self.path.with_extension("next");
+        fs::write(&next, format!("#!/bin/sh\n{script}\n")).expect("written");
+        fs::set_permissions(&next, fs::Permissions::from_mode(0o755)).expect("permissions");
+        fs::rename(&next, &self.path).expect("renamed");
+    }
+}
+
 #[test]
 fn a_server_that_does_not_start_replaces_nobody() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let copy = folder.path().join("mps-server");
-    fs::copy(artifact("mps-server"), &copy).expect("a copy");
-    let place = daemon_with(&[("MPSSHIM_SERVER", copy.to_str().expect("UTF-8"))]);
+    let installed = Installed::new();
+    let place = installed.daemon(&[]);
     let mut survivor = Survivor::start(&place);
     let old = server(&place).expect("a server");
-    // As an upgrade replaces it.
-    let next = folder.path().join("next");
-    fs::write(&next, "#!/bin/sh\nexit 1\n").expect("written");
-    fs::set_permissions(&next, fs::Permissions::from_mode(0o755)).expect("permissions");
-    fs::rename(&next, &copy).expect("renamed");
+    installed.replace("exit 1");
     let why = restart(&place, &[]).expect_err("it ends at once");
     assert_eq!(why, "the next server has ended; server.log says why");
     survivor.round();
     assert_eq!(server(&place), Some(old));
     survivor.end();
+}
+
+#[test]
+fn a_server_that_hangs_as_it_starts_is_waited_for_as_long_as_the_command_says() {
+    for env in [&[][..], &[("MPSSHIM_STANDBY", "1")]] {
+        let installed = Installed::new();
+        let place = installed.daemon(env);
+        let mut survivor = Survivor::start(&place);
+        if !env.is_empty() {
+            wait_for_standby(&place, 1);
+            // The next one hangs.
+            installed.replace("exec sleep 600");
+            kill(standby(&place), Signal::SIGKILL).expect("killed");
+            wait_until("another is started", || standbys(&place).len() == 2);
+        }
+        installed.replace("exec sleep 600");
+        let old = server(&place).expect("a server");
+        let began = Instant::now();
+        let why = restart(&place, &["-t", "1"]).expect_err("it hangs");
+        assert_eq!(why, "the next server does not start");
+        // The bound without the option is a minute.
+        assert!(began.elapsed() < Duration::from_secs(30), "{began:?}");
+        let hung = standbys(&place)[env.len()];
+        wait_until("it is ended", || kill(hung, None).is_err());
+        survivor.round();
+        assert_eq!(server(&place), Some(old));
+        survivor.end();
+    }
 }
 
 #[test]
@@ -277,31 +336,82 @@ fn a_standby_goes_on_when_the_server_is_killed() {
     survivor.end();
 }
 
+/// The standbys that the daemon has started, oldest first.
+fn standbys(place: &Place) -> Vec<Pid> {
+    let log = place.log("control.log");
+    let started = log.split("Starting standby ").skip(1);
+    let pid = |text: &str| text.split_once(' ')?.0.parse().ok();
+    started
+        .map(|text| Pid::from_raw(pid(text).expect("a process id")))
+        .collect()
+}
+
+fn standby(place: &Place) -> Pid {
+    *standbys(place).last().expect("a standby")
+}
+
+/// Waits until this many standbys have become ready.
+fn wait_for_standby(place: &Place, count: usize) {
+    wait_until("a standby is ready", || {
+        place.log("control.log").matches(" stands by").count() == count
+    });
+}
+
 #[test]
-fn a_server_that_does_not_go_on_with_the_clients_keeps_no_command_waiting() {
+fn a_standby_that_ends_is_replaced() {
     let place = daemon_with(&[("MPSSHIM_STANDBY", "1")]);
     let mut survivor = Survivor::start(&place);
     survivor.round();
-    wait_until("a standby is ready", || {
-        place.log("control.log").contains(" stands by")
-    });
+    for count in 1..=2 {
+        wait_for_standby(&place, count);
+        kill(standby(&place), Signal::SIGKILL).expect("killed");
+    }
+    wait_for_standby(&place, 3);
+    kill_server(&place);
+    survivor.round();
+    assert_eq!(server(&place), Some(standbys(&place)[2].as_raw()));
+    survivor.end();
+}
+
+#[test]
+fn a_standby_that_is_stopped_keeps_nobody_waiting() {
+    let place = daemon_with(&[("MPSSHIM_STANDBY", "1")]);
+    let mut survivor = Survivor::start(&place);
+    survivor.round();
+    wait_for_standby(&place, 1);
+    let stopped = standby(&place);
+    kill(stopped, Signal::SIGSTOP).expect("stopped");
+    kill_server(&place);
+    assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
+    survivor.round();
+    assert!(kill(stopped, None).is_err(), "it is there");
+    survivor.end();
+}
+
+#[test]
+fn a_server_that_does_not_go_on_with_the_clients_keeps_no_command_waiting() {
+    let installed = Installed::new();
+    let place = installed.daemon(&[("MPSSHIM_STANDBY", "1")]);
+    let mut survivor = Survivor::start(&place);
+    survivor.round();
+    wait_for_standby(&place, 1);
     let old = server(&place).expect("a server");
-    let log = place.log("control.log");
-    let (_, started) = log.split_once("Starting standby ").expect("a standby");
-    let standby: i32 = started
-        .split_once(' ')
-        .and_then(|(pid, _)| pid.parse().ok())
-        .expect("a process id");
-    let signal = |signal| nix::sys::signal::kill(nix::unistd::Pid::from_raw(standby), signal);
-    signal(nix::sys::signal::Signal::SIGSTOP).expect("stopped");
+    // The standby does not take the sessions over; the server that is started then stops, too.
+    let stopped = standby(&place);
+    kill(stopped, Signal::SIGSTOP).expect("stopped");
+    let genuine = artifact("mps-server");
+    let script = format!("kill -STOP $$; exec {} \"$@\"", genuine.display());
+    installed.replace(&script);
     let why = restart(&place, &["-t", "0"]).expect_err("it is stopped");
+    let next = server(&place).expect("the next server");
+    assert!(next != old && next != stopped.as_raw());
     let expected = format!(
-        "server {standby} is still restoring the clients of server {old} after 30 s; server.log says how far it is"
+        "server {next} is still restoring the clients of server {old} after 30 s; server.log says how far it is"
     );
     assert_eq!(why, expected);
-    signal(nix::sys::signal::Signal::SIGCONT).expect("continued");
+    kill(Pid::from_raw(next), Signal::SIGCONT).expect("continued");
     survivor.round();
-    assert_eq!(server(&place), Some(standby));
+    assert_eq!(server(&place), Some(next));
     survivor.end();
 }
 
