@@ -125,8 +125,8 @@ pub const TABLE: &[Row] = &[
         "restart_server",
         "PID [-t SECONDS] [-f]",
         "replace a server by a new one that goes on with its clients; prints the new process id. Refused, with nothing stopped, if a \
-         client cannot go on in another server or does not come to rest within 10 s, or if the next server has not started and all \
-         are at rest within SECONDS (0: at rest at once); with -f such clients are ended",
+         client cannot go on in another server or does not come to rest within 10 s; with -t, if the next server does not start \
+         and all clients do not come to rest within SECONDS (0: at rest at once); with -f such clients are ended",
     ),
     row(
         Kind::Acts,

@@ -44,7 +44,7 @@ plain_structs! {
         /// Bytes.
         len: u64,
         stream: u64,
-        /// [`Side`] of `to` | [`Side`] of `from` << 8, and [`SIDES_UNNAMED`] or [`SIDES_MANAGED`].
+        /// [`Side`] of `to` | [`Side`] of `from` << 8, and [`SIDES_UNNAMED`].
         sides: u32,
         pad: u32,
     }
@@ -242,9 +242,6 @@ impl Side {
 /// In [`Copy::sides`]: the call was `cuMemcpyAsync`, which names no memory types; a node made from it has
 /// `CU_MEMORYTYPE_UNIFIED` on both sides.
 pub const SIDES_UNNAMED: u32 = 1 << 16;
-
-/// In [`Copy::sides`]: the copy moves managed memory between host and device, and is counted as that.
-pub const SIDES_MANAGED: u32 = 1 << 17;
 
 /// Most pieces of a [`ManagedMove`].
 pub const PIECES_MAX: usize = 8;

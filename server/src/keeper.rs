@@ -241,8 +241,8 @@ impl Keeper {
     /// A name that it holds no descriptor of.
     pub fn unused(&self, kind: Kind) -> Name {
         let state = self.state.lock();
-        let mut numbers = state.held.keys().filter(|name| name.kind == kind);
-        let used: BTreeSet<u64> = numbers.by_ref().map(Name::number).collect();
+        let names = state.held.keys().filter(|name| name.kind == kind);
+        let used: BTreeSet<u64> = names.map(Name::number).collect();
         let number = (1..).find(|number| !used.contains(number));
         Name::numbered(kind, number.unwrap_or(u64::MAX))
     }

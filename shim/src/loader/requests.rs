@@ -117,8 +117,8 @@ macro_rules! interpose {
     };
 }
 
-/// Functions that C libraries before 2.33 lack: programs for those have them in themselves, and call `__xstat` there. This
-/// library is such a program too, and its own calls come to the functions above.
+/// Functions that C libraries before 2.33 lack: programs for those contain them, and call `__xstat`. This library is such a
+/// program, and its own calls reach the interposed functions.
 mod older {
     use super::{Pointer, c_int};
     use std::ffi::{CStr, c_long};

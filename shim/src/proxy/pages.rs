@@ -108,7 +108,7 @@ enum Direction {
 
 impl Direction {
     /// The copy of a part, in no stream yet.
-    fn copy(self, (device, host, len): Part, flags: u32) -> Copy {
+    fn copy(self, (device, host, len): Part) -> Copy {
         let (to, from, sides) = match self {
             Direction::ToDevice => (device, host, (Side::Device, Side::Host)),
             Direction::ToHost => (host, device, (Side::Host, Side::Device)),
@@ -118,7 +118,7 @@ impl Direction {
             from,
             len,
             stream: 0,
-            sides: sides.0 as u32 | (sides.1 as u32) << 8 | flags,
+            sides: sides.0 as u32 | (sides.1 as u32) << 8,
             pad: 0,
         }
     }
@@ -640,7 +640,7 @@ impl State {
         for part in parts {
             let body = Copy {
                 stream: stream.handle(),
-                ..direction.copy(*part, 0)
+                ..direction.copy(*part)
             };
             session.put_express(Op::Copy, &body)?;
         }
@@ -679,12 +679,11 @@ impl State {
         attend(region);
         let in_use = is_in_use(session, region);
         let piece = region.piece_of(address);
-        let first = region.start;
+        let (start, size) = (region.start, region.piece);
         // The host uses more than the pages that were fetched along.
-        self.close_pages(session, first, piece)?;
+        self.close_pages(session, start, piece)?;
         let region = self.region(address).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         Self::furnish(region, session, region.chunk_of(piece))?;
-        let (start, size) = (region.start, region.piece);
         let scanned = region.scanned(piece);
         let mut pieces = region.wanted(piece);
         let home = region.home(piece);

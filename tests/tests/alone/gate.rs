@@ -535,17 +535,30 @@ fn result(client: &mut Loaded, kernel: u64) -> u32 {
     u32::from_le_bytes(found.expect("a word").try_into().expect("four bytes"))
 }
 
-#[test]
-fn a_client_that_has_loaded_something_goes_on_in_another_context() {
-    let _alone = alone();
-    let scene = Scene::new();
+/// A client that has launched a kernel, and the kernel.
+fn worker(scene: &Scene) -> (Loaded, u64) {
     let control = control(&scene.place);
     let mut client = Loaded::connect(&control, &format!("{}// here", deep_ptx(6000)));
     let deep = client.peer.function(client.module, "deep").expect("it");
     assert_eq!(result(&mut client, deep), 7);
-    let spinner = Spinner::running(&scene);
+    (client, deep)
+}
+
+/// The client loads an image beside a kernel that does not end, and works in a further context from then on. Returns the
+/// kernel and the module.
+fn loads_elsewhere(scene: &Scene, client: &mut Loaded) -> (Spinner, u64) {
+    let spinner = Spinner::running(scene);
     let module = client.peer.module(new_ptx().as_bytes()).expect("another");
-    assert!(log_has(&scene, "works in context 2"));
+    assert!(log_has(scene, "works in context 2"));
+    (spinner, module)
+}
+
+#[test]
+fn a_client_that_has_loaded_something_goes_on_in_another_context() {
+    let _alone = alone();
+    let scene = Scene::new();
+    let (mut client, deep) = worker(&scene);
+    let (spinner, module) = loads_elsewhere(&scene, &mut client);
     client.peer.function(module, "fill").expect("its function");
     for _ in 0..3 {
         assert_eq!(result(&mut client, deep), 7);
@@ -557,10 +570,7 @@ fn a_client_that_has_loaded_something_goes_on_in_another_context() {
 fn a_client_that_has_unloaded_an_image_goes_on_in_another_context() {
     let _alone = alone();
     let scene = Scene::new();
-    let control = control(&scene.place);
-    let mut client = Loaded::connect(&control, &format!("{}// here", deep_ptx(6000)));
-    let deep = client.peer.function(client.module, "deep").expect("it");
-    assert_eq!(result(&mut client, deep), 7);
+    let (mut client, deep) = worker(&scene);
     // One of which no function was asked for, and one whose kernels have written what ends with it.
     let unused = format!("{}// .callprototype", new_ptx());
     let unused = client.peer.module(unused.as_bytes()).expect("a module");
@@ -574,9 +584,7 @@ fn a_client_that_has_unloaded_an_image_goes_on_in_another_context() {
         posted.expect("unload");
     }
     client.peer.mem_info().expect("they are unloaded");
-    let spinner = Spinner::running(&scene);
-    client.peer.module(new_ptx().as_bytes()).expect("another");
-    assert!(log_has(&scene, "works in context 2"));
+    let (spinner, _) = loads_elsewhere(&scene, &mut client);
     assert_eq!(result(&mut client, deep), 7);
     spinner.end(1);
 }

@@ -321,8 +321,7 @@ fn a_standby_goes_on_when_the_server_is_killed() {
     // Behind it nothing is in flight.
     survivor.round();
     for round in 1..=5 {
-        let stands_by = || place.log("control.log").matches(" stands by").count() == round;
-        wait_until("a standby is ready", stands_by);
+        wait_for_standby(&place, round);
         assert_eq!(servers(&place), 1, "a standby is no server");
         kill_server(&place);
         survivor.round();

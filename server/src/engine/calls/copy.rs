@@ -12,8 +12,7 @@ use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::arena;
 use mpsshim_proto::message::{
-    Copy, CopyInline, INLINE_COPY_MAX, ManagedMove, Mark, Memset, NO_FLAG, SIDES_MANAGED,
-    SIDES_UNNAMED, Side,
+    Copy, CopyInline, INLINE_COPY_MAX, ManagedMove, Mark, Memset, NO_FLAG, SIDES_UNNAMED, Side,
 };
 
 /// Address of a captured memset whose memory is not the client's. The driver accepts any address in a graph, but
@@ -150,9 +149,6 @@ impl Session {
                 ));
             }
         }
-        if body.sides & SIDES_MANAGED != 0 {
-            self.flow.counts.managed.add(to_side, body.len);
-        }
         self.flow.counts.copies += 1;
         self.submitted(&shared.gpu, index, 1)
     }
@@ -200,21 +196,23 @@ impl Session {
             self.submitted(&shared.gpu, index, 1)?;
             return Ok(true);
         }
+        let other = match pieces.to {
+            Side::Device => Side::Host,
+            _ => Side::Device,
+        };
         for piece in pieces.all() {
-            let (to, from, sides) = match pieces.to {
-                Side::Device => (piece.device, piece.host, (Side::Device, Side::Host)),
-                _ => (piece.host, piece.device, (Side::Host, Side::Device)),
-            };
+            let (to, from) = pieces.ends(piece);
             let body = Copy {
                 to,
                 from,
                 len: piece.len,
                 stream: body.stream,
-                sides: sides.0 as u32 | (sides.1 as u32) << 8 | SIDES_MANAGED,
+                sides: pieces.to as u32 | (other as u32) << 8,
                 pad: 0,
             };
             self.copy(shared, body)?;
         }
+        self.count_moved(pieces);
         Ok(false)
     }
 
@@ -567,6 +565,14 @@ mod tests {
             assert_eq!(flag, value);
         }
         assert_eq!((test.calls(), test.session.flow.counts.copies), (0, 0));
+        let pieces = [piece(device, file)];
+        let body = ManagedMove {
+            to: HOST,
+            ..moves(stream, &pieces)
+        };
+        let status = test.told(Op::ManagedMove, &body, pieces.as_bytes());
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE, "a file to be read only");
+        assert_eq!(test.calls(), 0);
         let pieces = [piece(device, host)];
         for other in others(stream) {
             let body = moves(other, &pieces);

@@ -89,16 +89,16 @@ struct Params {
     len: u64,
 }
 
-impl CopyKernel {
-    /// Loads both kernels into the current context, so that no later use has to load them.
-    ///
-    /// # Errors
-    /// Driver errors, such as when they cannot compile.
-    pub fn load(driver: &Driver) -> Result<(CopyKernel, MoveKernel), CUresult> {
-        let [copy, moves] = flag_kernel::load(driver, PTX, [c"mpsshim_copy", c"mpsshim_move"])?;
-        Ok((CopyKernel(copy), MoveKernel(moves)))
-    }
+/// Loads both kernels into the current context, so that no later use has to load them.
+///
+/// # Errors
+/// Driver errors, such as when they cannot compile.
+pub fn load(driver: &Driver) -> Result<(CopyKernel, MoveKernel), CUresult> {
+    let [copy, moves] = flag_kernel::load(driver, PTX, [c"mpsshim_copy", c"mpsshim_move"])?;
+    Ok((CopyKernel(copy), MoveKernel(moves)))
+}
 
+impl CopyKernel {
     /// Most bytes for which it is as fast as the copy engines: few threads copy, and reads of host memory take a
     /// microsecond and more each.
     pub fn most(to: u64, from: u64, len: u64) -> u64 {

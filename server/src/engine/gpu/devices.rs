@@ -5,7 +5,7 @@ use crate::engine::base::driver::Driver;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::ranges::RangeAllocator;
 use crate::engine::base::side::{self, SIDES, Side};
-use crate::engine::gpu::copy_kernel::{CopyKernel, LargeCopies, MoveKernel};
+use crate::engine::gpu::copy_kernel::{self, CopyKernel, LargeCopies, MoveKernel};
 use crate::engine::gpu::flag_kernel::FlagKernel;
 use crate::engine::gpu::green::Green;
 use crate::engine::gpu::kept_streams::KeptStreams;
@@ -232,7 +232,7 @@ impl Context {
                 tracing::warn!(%status, "no kernel writes completion markers: the driver refuses the kernel")
             }
         }
-        match CopyKernel::load(driver) {
+        match copy_kernel::load(driver) {
             Ok(kernels) => drop(self.copy_kernels.set(kernels)),
             Err(status) => {
                 tracing::warn!(%status, "small copies wait behind large ones: the driver refuses the kernel")

@@ -19,6 +19,14 @@ impl Pieces {
         &self.pieces[..self.count]
     }
 
+    /// Addresses to and from which a piece is copied.
+    pub fn ends(&self, piece: &Piece) -> (u64, u64) {
+        match self.to {
+            Side::Device => (piece.device, piece.host),
+            _ => (piece.host, piece.device),
+        }
+    }
+
     /// Bytes of all of them.
     pub fn len(&self) -> u64 {
         let lens = self.all().iter().map(|piece| piece.len);

@@ -4,9 +4,9 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use mpsshim_proto::message::{
-    Copy, ManagedMove, Mark, NO_FLAG, Op, PIECES_MAX, Piece, SIDES_MANAGED, Side,
-};
+use mpsshim_api::cuda::CUDA_ERROR_OUT_OF_MEMORY;
+use mpsshim_proto::message::{ManagedMove, NO_FLAG, Op, PIECES_MAX, Piece, Side};
+use mpsshim_proto::segment::reached;
 use zerocopy::IntoBytes;
 
 use super::guard::PAGE;
@@ -15,7 +15,6 @@ use super::region::{Home, Open, PIECE};
 use super::{
     ATTENDED, Blocked, Direction, LAUNCHES, LAUNCHING, Part, STATE, State, attend, guard, lock,
 };
-use mpsshim_api::cuda::CUDA_ERROR_OUT_OF_MEMORY;
 
 use crate::ffi::Status;
 use crate::proxy::memory;
@@ -133,19 +132,13 @@ fn admit(session: &Session) {
     }
 }
 
-/// The copies as one message, if they fit one.
-fn moved(
+/// The message for parts, at most [`PIECES_MAX`], and a mark with this flag and value behind them, if there is one.
+fn message(
     stream: StreamRef,
     parts: &[Part],
     direction: Direction,
     flag: Option<(u32, u32)>,
-) -> Option<(ManagedMove, [Piece; PIECES_MAX])> {
-    /// The server copies such units by a kernel.
-    const UNIT: u64 = 16;
-    let fits = |(device, host, len): &Part| (device | host | len).is_multiple_of(UNIT);
-    if parts.len() > PIECES_MAX || !parts.iter().all(fits) {
-        return None;
-    }
+) -> (ManagedMove, [Piece; PIECES_MAX]) {
     let mut pieces = [Piece::default(); PIECES_MAX];
     for ((device, host, len), piece) in parts.iter().copied().zip(&mut pieces) {
         *piece = Piece { device, host, len };
@@ -162,46 +155,7 @@ fn moved(
         slot,
         value,
     };
-    Some((body, pieces))
-}
-
-/// Puts copies into the ring, which a stream executes behind its work so far, and behind them a mark with this flag and
-/// value, if there is one.
-fn put(
-    ring: &mut Ring<'_>,
-    stream: StreamRef,
-    parts: &[Part],
-    direction: Direction,
-    flag: Option<(u32, u32)>,
-) -> Status {
-    if let Some((body, pieces)) = moved(stream, parts, direction, flag) {
-        ring.put(Op::ManagedMove, 0, &body, pieces[..parts.len()].as_bytes())?;
-        stream.count(ring);
-        return Ok(());
-    }
-    let (slot, value) = flag.unwrap_or((NO_FLAG, 0));
-    for part in parts {
-        let body = Copy {
-            stream: stream.handle(),
-            ..direction.copy(*part, SIDES_MANAGED)
-        };
-        ring.put(Op::Copy, 0, &body, &[])?;
-        stream.count(ring);
-    }
-    if flag.is_some() {
-        let stream = stream.handle();
-        ring.put(
-            Op::Mark,
-            0,
-            &Mark {
-                stream,
-                slot,
-                value,
-            },
-            &[],
-        )?;
-    }
-    Ok(())
+    (body, pieces)
 }
 
 impl State {
@@ -252,32 +206,25 @@ impl State {
         {
             return;
         }
-        let mut pieces = self.habits.due(launches);
+        let due = self.habits.due(launches);
         self.tell_waits();
-        pieces.retain(|due| {
-            let region = self.regions.get(&due.piece.0);
-            region.is_some_and(|region| region.home(due.piece.1) == Home::Device)
-                && self.pages(due).is_some()
-        });
-        if pieces.is_empty()
+        if due.is_empty()
             || stream.is_capturing()
             || stream::any_busy_but(ring.session(), Some(stream))
         {
             return;
         }
-        let parts: Vec<Part> = pieces
-            .iter()
-            .filter_map(|due| {
-                let (first, len) = self.pages(due)?;
-                Some((first, place + due.slot as u64 * PIECE, len))
-            })
-            .collect();
+        let part = |due: Due| {
+            let home = self.regions.get(&due.piece.0)?.home(due.piece.1);
+            let (first, len) = self.pages(&due).filter(|_| home == Home::Device)?;
+            let to = place + due.slot as u64 * PIECE;
+            Some((due, (first, to, len)))
+        };
+        let (mut pieces, parts): (Vec<Due>, Vec<Part>) = due.into_iter().filter_map(part).unzip();
         // A full ring may wait for a host function, which may wait for the lock that this thread has.
         let mut sent = 0;
         for parts in parts.chunks(PIECES_MAX) {
-            let Some((body, all)) = moved(stream, parts, Direction::ToHost, None) else {
-                break;
-            };
+            let (body, all) = message(stream, parts, Direction::ToHost, None);
             if !ring.try_put(Op::ManagedMove, &body, all[..parts.len()].as_bytes()) {
                 break;
             }
@@ -392,8 +339,14 @@ impl State {
             return Ok(false);
         }
         self.value = self.value.wrapping_add(1);
-        let flag = Some((own.slot(), self.value));
-        put(&mut ring, stream, parts, Direction::ToDevice, flag)?;
+        let mark = Some((own.slot(), self.value));
+        let mut chunks = parts.chunks(PIECES_MAX).peekable();
+        while let Some(parts) = chunks.next() {
+            let flag = mark.filter(|_| chunks.peek().is_none());
+            let (body, pieces) = message(stream, parts, Direction::ToDevice, flag);
+            ring.put(Op::ManagedMove, 0, &body, pieces[..parts.len()].as_bytes())?;
+            stream.count(&ring);
+        }
         self.sent = Some(Sent {
             stream: stream.handle(),
             value: self.value,
@@ -409,7 +362,7 @@ impl State {
             return Ok(());
         };
         let flag = session.flag(own.slot()).load(Ordering::Acquire);
-        if !mpsshim_proto::segment::reached(flag, sent.value) {
+        if !reached(flag, sent.value) {
             if stream.is_some_and(|stream| stream.handle() == sent.stream) {
                 return Ok(());
             }

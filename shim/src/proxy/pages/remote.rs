@@ -21,6 +21,8 @@ use crate::thread;
 const LOOK: Duration = Duration::from_secs(1);
 /// Bytes of a request: address, length, and whether the pages are stored to.
 const REQUEST: usize = 24;
+/// Most callers at a time; further ones wait until one of them ends.
+const MOST_CALLERS: usize = 64;
 /// Most bytes of a request.
 const MOST: u64 = 64 << 30;
 
@@ -136,7 +138,9 @@ fn serve(listener: &UnixListener, touch: fn(u64, u64, bool)) {
         };
         let streams = talks.iter().map(|talk| entry(talk.stream.as_raw_fd()));
         let mut entries: Vec<libc::pollfd> = streams.collect();
-        entries.push(entry(listener.as_raw_fd()));
+        if talks.len() < MOST_CALLERS {
+            entries.push(entry(listener.as_raw_fd()));
+        }
         // SAFETY: as many entries.
         let found = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, -1) };
         if found <= 0 {

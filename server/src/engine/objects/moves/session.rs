@@ -39,8 +39,9 @@ impl Session {
     /// The kernel that moves the pieces in the stream at `index`, and its parameters; `None` if copies of the driver must
     /// do it. The device's context must be current.
     ///
-    /// The kernel copies managed memory only, which the server has mapped for reading and writing; elsewhere it could
-    /// fault, and all clients would lose the context. Beside blocks that last long it would wait for room, and a thread of
+    /// The kernel copies between managed and pinned memory only, which the server has mapped for reading and writing;
+    /// elsewhere, as at a registered file that devices may only read, it could fault, and all clients would lose the
+    /// context. Beside blocks that last long it would wait for room, and a thread of
     /// the client that waits for its flag with it.
     ///
     /// # Errors
@@ -62,14 +63,14 @@ impl Session {
         for (piece, slot) in pieces.all().iter().zip(&mut moves.pieces) {
             let device = self.place_of(piece.device);
             self.check_device(device, piece.len)?;
-            self.check_writable(device)?;
             self.check_reachable(piece.host, piece.len)?;
+            let (to, from) = pieces.ends(&Piece { device, ..*piece });
+            self.check_writable(to)?;
             let bits = device | piece.host | piece.len;
-            fits &= arena::is_managed(device) && bits.is_multiple_of(Moves::UNIT);
-            *slot = match pieces.to {
-                Side::Device => [device, piece.host, piece.len],
-                _ => [piece.host, device, piece.len],
-            };
+            fits &= arena::is_managed(device)
+                && arena::is_host(piece.host)
+                && bits.is_multiple_of(Moves::UNIT);
+            *slot = [to, from, piece.len];
         }
         if body.slot != NO_FLAG {
             let address = self.shared.segment.flag_address(body.slot);
@@ -88,9 +89,14 @@ impl Session {
         if let Ok(stream) = self.objects.streams.at_mut(index) {
             stream.moves += 1;
         }
+        self.count_moved(pieces);
+        self.flow.counts.copies += pieces.all().len() as u64;
+    }
+
+    /// Counts pieces as managed memory that was moved.
+    pub fn count_moved(&mut self, pieces: &Pieces) {
         for piece in pieces.all() {
             self.flow.counts.managed.add(pieces.to, piece.len);
         }
-        self.flow.counts.copies += pieces.all().len() as u64;
     }
 }
