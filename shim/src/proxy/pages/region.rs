@@ -152,6 +152,12 @@ impl Region {
         Some(chunk + at % self.chunk)
     }
 
+    /// Address and bytes of the host's pages of all chunks that have some.
+    pub fn furnished(&self) -> Vec<(u64, u64)> {
+        let of = |(chunk, host): (usize, &Option<u64>)| Some(((*host)?, self.chunk(chunk).1));
+        self.chunks.iter().enumerate().filter_map(of).collect()
+    }
+
     /// Where a piece is valid.
     pub fn home(&self, piece: usize) -> Home {
         self.homes[piece]
