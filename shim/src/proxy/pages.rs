@@ -19,6 +19,7 @@ mod apart;
 mod counts;
 mod guard;
 mod habits;
+pub mod prefetch;
 mod region;
 pub mod remote;
 mod stack;
@@ -93,6 +94,8 @@ struct State {
     /// Address in the host arena of the memory for pieces that are fetched along.
     place: Option<u64>,
     fetched: Option<Fetched>,
+    /// Pieces of prefetches to the host that were not done yet.
+    wanted: Vec<prefetch::Pieces>,
 }
 
 /// A copy of managed memory: address on the device and in the host arena, and bytes.
@@ -291,6 +294,7 @@ pub fn observe(session: &Session) {
         drop_provisional(session);
     }
     along::observe(session);
+    prefetch::observe(session);
 }
 
 #[cold]
@@ -411,16 +415,6 @@ pub fn settle(start: u64) {
         }
     }
     locked.state.forget_habits(start);
-}
-
-/// The host will use these addresses next (`cuMemPrefetchAsync` to the host).
-pub fn expect(address: u64, len: u64) {
-    let mut locked = lock();
-    if let Some(region) = locked.state.region(address) {
-        let end = (address + len).min(region.start + region.len);
-        let pieces = region.piece_of(address)..region.piece_of(end - 1) + 1;
-        region.expect(pieces);
-    }
 }
 
 /// A thread of this process has faulted at an address. Returns whether the access is to be repeated. Async-signal-safe in a
@@ -544,6 +538,16 @@ fn attend(region: &mut Region) {
     }
 }
 
+/// Pieces get another home, and the provisional ones among them count as such no more.
+fn clear_provisional(region: &mut Region, pieces: &ops::Range<usize>) {
+    let mut provisional = 0;
+    for piece in pieces.clone() {
+        provisional += u32::from(region.home(piece).is_provisional());
+        region.twins.remove(&piece);
+    }
+    PROVISIONAL.fetch_sub(provisional, Ordering::SeqCst);
+}
+
 /// Whether the device may be changing a region.
 fn is_in_use(session: &Session, region: &Region) -> bool {
     LAUNCHES.load(Ordering::SeqCst) != region.born
@@ -600,6 +604,7 @@ impl State {
             habits: Habits::new(),
             place: None,
             fetched: None,
+            wanted: Vec::new(),
         }
     }
 
@@ -736,26 +741,32 @@ impl State {
 
     /// Gives the device all that the host has changed, and protects all pages. `stream`: it is given work next.
     fn give_all(&mut self, session: &Session, stream: Option<StreamRef>) -> Status {
-        self.give(session, |_| true, stream)
+        self.give(session, |_| true, None, stream)
     }
 
     /// Gives the device the changes that the host has made beside it, and protects pages that may be old.
     fn drop_provisional(&mut self, session: &Session) -> Status {
-        self.give(session, Home::is_provisional, None)
+        self.give(session, Home::is_provisional, None, None)
     }
 
-    /// Gives the device the pieces with such homes.
+    /// Gives the device the pieces with such homes, of all or of these.
     fn give(
         &mut self,
         session: &Session,
         which: fn(Home) -> bool,
+        within: Option<&prefetch::Pieces>,
         stream: Option<StreamRef>,
     ) -> Status {
         let mut parts = Vec::new();
         let mut given: Vec<(u64, ops::Range<usize>)> = Vec::new();
         let mut denied = true;
-        for region in self.regions.values().filter(|region| region.attended) {
-            let runs = region.runs();
+        let all = self.regions.values().filter(|region| region.attended);
+        for region in all {
+            let runs = match within {
+                Some((start, _)) if *start != region.start => continue,
+                Some((_, pieces)) => region.runs_in(pieces),
+                None => region.runs(),
+            };
             let mut runs = runs
                 .into_iter()
                 .filter(|(_, home)| *home != Home::Device && which(*home))
@@ -787,18 +798,13 @@ impl State {
             self.take_back(given);
             return copied;
         }
-        let mut provisional = 0;
         for (start, span) in given {
             let Some(region) = self.regions.get_mut(&start) else {
                 continue;
             };
-            for piece in span.clone() {
-                provisional += u32::from(region.home(piece).is_provisional());
-                region.twins.remove(&piece);
-            }
+            clear_provisional(region, &span);
             region.set(span, Home::Device);
         }
-        PROVISIONAL.fetch_sub(provisional, Ordering::SeqCst);
         for region in self.regions.values_mut() {
             if region.attended && region.is_on_device() {
                 region.attended = false;

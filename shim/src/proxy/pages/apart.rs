@@ -52,7 +52,7 @@ pub fn is_apart(host: u64) -> bool {
     !arena::is_host(host)
 }
 
-/// Frees what [`alloc`] has given.
+/// Frees pages of [`alloc`].
 pub fn free(host: u64, len: u64) {
     // SAFETY: pages of `alloc`, which nothing uses any more.
     unsafe { libc::munmap(host as *mut c_void, len as usize) };

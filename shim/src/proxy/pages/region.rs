@@ -222,6 +222,15 @@ impl Region {
         runs
     }
 
+    /// As [`Region::runs`], of these pieces only.
+    pub fn runs_in(&self, pieces: &Range<usize>) -> Vec<(Range<usize>, Home)> {
+        let clip = |(run, home): (Range<usize>, Home)| {
+            let run = run.start.max(pieces.start)..run.end.min(pieces.end);
+            (!run.is_empty()).then_some((run, home))
+        };
+        self.runs().into_iter().filter_map(clip).collect()
+    }
+
     /// The pieces before `piece`, which were used in order, if that is the third to fault.
     pub fn scanned(&self, piece: usize) -> Option<Range<usize>> {
         let (next, count) = self.ahead;
@@ -315,6 +324,14 @@ mod tests {
                 (3..5, Home::Host),
                 (5..512, Home::Device),
                 (512..1024, Home::Device),
+            ]
+        );
+        assert_eq!(
+            region.runs_in(&(4..600)),
+            [
+                (4..5, Home::Host),
+                (5..512, Home::Device),
+                (512..600, Home::Device),
             ]
         );
         assert!(!region.is_on_device());
