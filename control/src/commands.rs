@@ -124,9 +124,10 @@ pub const TABLE: &[Row] = &[
         Kind::Acts,
         "restart_server",
         "PID [-t SECONDS] [-f]",
-        "replace a server by a new one that goes on with its clients; prints the new process id. Refused, with nothing stopped, if a \
-         client cannot go on in another server or does not come to rest within 10 s; with -t, if the next server does not start \
-         and all clients do not come to rest within SECONDS (0: at rest at once); with -f such clients are ended",
+        "replace a server by a new one that goes on with its clients; prints the new process id, and in a second line which clients \
+         keep the old server until they end: those that cannot go on in another server, or do not come to rest within 10 s. \
+         With -t, the next server must start and the clients come to rest within SECONDS (0: at rest at once); with -f such \
+         clients are ended",
     ),
     row(
         Kind::Acts,

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
-pub const LINK_VERSION: u32 = 10;
+pub const LINK_VERSION: u32 = 11;
 /// Longest packet, bytes.
 pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
 
@@ -82,20 +82,20 @@ pub enum ToServer {
         /// Number of the query, repeated in the report.
         question: u64,
     },
-    /// Bring all sessions to rest, leave them to the next server and end.
+    /// Bring the sessions to rest and leave them to the next server; end, unless some stay.
     HandOver(HandOver),
     /// Go on with the sessions of the keeper whose connection comes with this packet.
     Adopt,
 }
 
-/// Request to hand over all sessions to a new server.
+/// Request to hand over the sessions to a new server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandOver {
     /// Fingerprint of the sessions that the next server can restore.
     pub fingerprint: u64,
     /// How long the sessions may take to come to rest, in milliseconds.
     pub patience_ms: u64,
-    /// End the sessions that cannot be handed over, instead of refusing.
+    /// End the sessions that cannot be handed over. Otherwise they stay.
     pub force: bool,
 }
 
@@ -173,6 +173,14 @@ pub enum ToDaemon {
     HandsOver {
         /// Number of sessions.
         sessions: usize,
+    },
+    /// Some sessions have left for the next server, which continues them with the keeper whose connection comes with this
+    /// packet. The others stay.
+    Parts {
+        /// Number of sessions that have left.
+        sessions: usize,
+        /// The clients that stay, with reasons.
+        stay: String,
     },
     /// Usage of clients. The answer to one query may take several reports.
     Usage {

@@ -236,6 +236,7 @@ impl Servers {
             if !devices.is_empty() {
                 self.learn_devices_of(pid, &devices);
             }
+            self.part(pid);
             self.succeed_early(pid);
         }
         self.order_traces();

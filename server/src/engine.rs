@@ -38,7 +38,8 @@ use mpsshim_control::trace::Run;
 use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
 use mpsshim_model::limits::{Limits, Usage};
 use mpsshim_proto::handshake::ClientHello;
-pub use scheduling::resting::Rested;
+pub use scheduling::dispatch::GOES_ON_ELSEWHERE;
+pub use scheduling::resting::{Leaving, Rested};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -246,9 +247,10 @@ impl Engine {
         self.shared.trace(run)
     }
 
-    /// Brings all sessions to rest within `patience` and sends their number. From then on nothing is executed, and the
-    /// process has to end. With `force`, sessions that cannot continue elsewhere are ended. Without it, if there are
-    /// such sessions, descriptions of their clients with the reasons are sent instead, and all sessions continue.
+    /// Brings the sessions to rest within `patience`, for the next server, and sends their numbers. With `force`, sessions
+    /// that cannot continue elsewhere are ended. Without it, they go on here: then the others' objects are freed, with
+    /// [`EngineEvent::Gone`] for each, and a connection to their new keeper is sent ([`Leaving::keeper`]). If all are at
+    /// rest, nothing is executed any more, and the process has to end.
     ///
     /// # Errors
     /// If no thread can be started.
@@ -259,19 +261,22 @@ impl Engine {
         outcome: Sender<Rested>,
     ) -> std::io::Result<()> {
         let shared = Arc::clone(&self.shared);
+        // It may be called off before the thread runs.
+        shared.fate.begin_hand_over();
         let started = std::thread::Builder::new()
             .name("hand-over".into())
             .spawn(move || {
                 // Sending fails only if the requester has gone.
-                let _ = outcome.send(shared.come_to_rest(patience, force));
+                let _ = outcome.send(shared.hand_over(patience, force));
             });
         started.map(drop)
     }
 
-    /// Cancels the hand-over: all sessions continue.
+    /// Cancels the hand-over, if it is not too late: all sessions continue.
     pub fn go_on(&self) {
-        self.shared.fate.resting.store(0, Ordering::SeqCst);
-        self.shared.lanes.wake_dispatchers();
+        if self.shared.fate.call_off() {
+            self.shared.lanes.wake_dispatchers();
+        }
     }
 
     /// Ends every session (clients get `CUDA_ERROR_MPS_RPC_FAILURE`), waits up to two seconds for their work, and stops

@@ -3,7 +3,7 @@
 
 use crate::admission::{self, Admission};
 use crate::arbiter::Arbiter;
-use crate::engine::{Engine, EngineConfig, Kept, OpenDriver, Rested};
+use crate::engine::{Engine, EngineConfig, Kept, Leaving, OpenDriver, Rested};
 use crate::keeper::Keeper;
 use crate::serve::Host;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -308,7 +308,7 @@ impl Host for Hosting {
             .map_or(0, |arbiter| arbiter.usage().len());
         let settled: Rested = match &parts.proxy {
             _ if direct > 0 => Err(format!("{direct} clients are in direct mode")),
-            Proxy::Absent(_) | Proxy::Failed(_) => Ok(0),
+            Proxy::Absent(_) | Proxy::Failed(_) => Ok(Leaving::default()),
             Proxy::Starting(_) => Err("it is starting".into()),
             Proxy::Running(engine) => match engine.hand_over(patience, force, sender.clone()) {
                 Ok(()) => return outcome,

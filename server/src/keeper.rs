@@ -223,6 +223,11 @@ impl Keeper {
         self.is_old
     }
 
+    /// As [`Keeper::connection`], without a copy for this process.
+    pub fn into_connection(self) -> OwnedFd {
+        self.socket
+    }
+
     /// Its connection, for the daemon.
     pub fn connection(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
@@ -346,6 +351,12 @@ impl Keeper {
 
     fn ask_for_list(&self) -> io::Result<BTreeMap<Name, OwnedFd>> {
         let mut state = self.state.lock();
+        let all = self.list_while_locked(&mut state)?;
+        state.held = all.keys().map(|name| (*name, 1)).collect();
+        Ok(all)
+    }
+
+    fn list_while_locked(&self, state: &mut State) -> io::Result<BTreeMap<Name, OwnedFd>> {
         let mut all = BTreeMap::new();
         state.question += 1;
         let question = Packet::new(Verb::List, None).of(state.question);
@@ -360,8 +371,20 @@ impl Keeper {
                 _ => return Err(io::ErrorKind::InvalidData.into()),
             }
         }
-        state.held = all.keys().map(|name| (*name, 1)).collect();
         Ok(all)
+    }
+}
+
+impl Keeper {
+    /// Makes another keeper hold the descriptors with these names too. Returns whether it holds all of them.
+    ///
+    /// # Errors
+    /// This one has failed, and holds nothing any more.
+    pub fn copy_to(&self, other: &Keeper, which: impl Fn(&Name) -> bool) -> io::Result<bool> {
+        let listed = self.list_while_locked(&mut self.state.lock());
+        let all = listed.inspect_err(|error| self.give_up(error))?;
+        let mut wanted = all.iter().filter(|(name, _)| which(name));
+        Ok(wanted.all(|(name, fd)| other.hold(*name, fd.as_fd())))
     }
 }
 
@@ -452,6 +475,38 @@ mod tests {
         assert!(next.list().expect("the list").is_empty());
         drop(next);
         thread.join().expect("ended").expect("without an error");
+    }
+
+    #[test]
+    fn copies_in_another_keeper_are_released_apart() {
+        let ((first, one), (second, two)) = (keeper(), keeper());
+        let (reader, writer) = pipe();
+        let name = |number| Name::numbered(Kind::Memory, number);
+        for number in 1..=3 {
+            assert!(first.hold(name(number), writer.as_fd()));
+        }
+        // Held twice, as the content of an image is for two sessions.
+        assert!(first.hold(name(2), writer.as_fd()));
+        let copied = first.copy_to(&second, |name| name.number() != 3);
+        assert!(copied.expect("the first keeper works"));
+        assert!(!first.release(name(2)), "its holds are still counted");
+        for number in 1..=3 {
+            first.release(name(number));
+        }
+        first.settle();
+        assert!(first.list().expect("a list").is_empty());
+        drop(writer);
+        let mut held = second.list().expect("the list");
+        assert_eq!(held.keys().copied().collect::<Vec<_>>(), [name(1), name(2)]);
+        let fd = held.remove(&name(2)).expect("the second");
+        File::from(fd).write_all(b"there").expect("written");
+        let mut bytes = [0; 5];
+        File::from(reader).read_exact(&mut bytes).expect("bytes");
+        assert_eq!(&bytes, b"there");
+        drop((first, second));
+        for thread in [one, two] {
+            thread.join().expect("ended").expect("without an error");
+        }
     }
 
     #[test]

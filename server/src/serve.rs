@@ -5,7 +5,8 @@
 //! a daemon ends no running program, and the next daemon takes the server over.
 
 use crate::engine;
-use crate::engine::Rested;
+use crate::engine::{Leaving, Rested};
+use crate::keeper::Keeper;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never, select, unbounded};
 use mpsshim_api::cuda::CUresult;
 use mpsshim_control::link::{self, Arrival, HandOver, Link, LinkError, Order, ToDaemon};
@@ -19,7 +20,7 @@ use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, Quantum, Usage};
 use mpsshim_model::policy::SchedulingPolicy;
 use mpsshim_proto::handshake::ClientHello;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -32,6 +33,8 @@ const FAULT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Maximum number of clients in one report: with limits for all devices each takes up to 2.5 KiB.
 const USAGE_A_REPORT: usize = 20;
+/// Why the clients stay after a hand-over that was called off.
+const CALLED_OFF: &str = "it was called off";
 
 /// Serves clients: [`crate::hosting::Hosting`], or a stand-in in a test.
 pub trait Host {
@@ -64,13 +67,14 @@ pub trait Host {
     fn keeper(&self) -> Option<OwnedFd> {
         None
     }
-    /// Brings all sessions to rest, so that the next server can continue them.
+    /// Brings the sessions to rest, so that the next server can continue them. Without `force`, those that cannot be
+    /// handed over go on here, and the others leave.
     fn hand_over(&self, _patience: Duration, _force: bool) -> Receiver<Rested> {
         let (sender, outcome) = bounded(1);
         let _ = sender.send(Err("sessions end with this server".into()));
         outcome
     }
-    /// Calls the hand-over off: the sessions continue here.
+    /// Calls the hand-over off, if it is not too late: the sessions continue here.
     fn go_on(&self) {}
     /// Ends every session.
     fn shutdown(self);
@@ -114,7 +118,9 @@ pub fn serve<H: Host>(
         stopping: false,
         hand_over: None,
         hands_over: false,
+        called_off: false,
         rested: never(),
+        parting: None,
     };
     serving.announce();
     let end = serving.run(orders, events);
@@ -219,8 +225,22 @@ struct Serving<H> {
     hand_over: Option<HandOver>,
     /// The host is bringing its sessions to rest.
     hands_over: bool,
+    /// It has been called off.
+    called_off: bool,
     /// Receives the result of bringing the sessions to rest.
     rested: Receiver<Rested>,
+    /// Sessions that leave for the next server, while others stay.
+    parting: Option<Parting>,
+}
+
+/// Sessions that leave.
+struct Parting {
+    /// Those whose objects are not free yet.
+    sessions: BTreeSet<u64>,
+    count: usize,
+    /// The clients that stay, with reasons.
+    stay: String,
+    keeper: Keeper,
 }
 
 impl<H: Host> Serving<H> {
@@ -392,8 +412,9 @@ impl<H: Host> Serving<H> {
                 recv(self.rested) -> rested => {
                     self.rested = never();
                     self.hands_over = false;
+                    let called_off = std::mem::take(&mut self.called_off);
                     let rested = rested.unwrap_or_else(|_| Err("it is ending".into()));
-                    if self.leave(rested) {
+                    if self.leave(rested, called_off) {
                         return Ok(Finish::HandedOver);
                     }
                 }
@@ -421,20 +442,28 @@ impl<H: Host> Serving<H> {
         tracing::info!("Server has been notified to hand over its clients");
         if request.fingerprint != engine::fingerprint() {
             let why = "the next server is of a release that cannot go on with its clients";
-            return self.stay(why.into());
+            return match Keeper::start() {
+                Ok(keeper) if !request.force => self.part(Leaving {
+                    sessions: Vec::new(),
+                    stay: Some(why.into()),
+                    keeper: Some(keeper),
+                }),
+                _ => self.stay(why.into()),
+            };
         }
         let patience = Duration::from_millis(request.patience_ms);
         self.rested = self.host.hand_over(patience, request.force);
         self.hands_over = true;
     }
 
-    /// The sessions continue here after all: no server is waiting for them any more.
+    /// The sessions continue here after all, if they have not left: no server is waiting for them any more.
     fn call_off_hand_over(&mut self) {
-        let is_asked = self.hand_over.take().is_some();
-        if std::mem::take(&mut self.hands_over) || is_asked {
-            self.rested = never();
+        if self.hand_over.take().is_some() {
+            self.stay(CALLED_OFF.into());
+        }
+        if self.hands_over {
+            self.called_off = true;
             self.host.go_on();
-            self.stay("it was called off".into());
         }
     }
 
@@ -444,18 +473,60 @@ impl<H: Host> Serving<H> {
     }
 
     /// The sessions are at rest, or could not be; returns whether this server ends now.
-    fn leave(&self, rested: Rested) -> bool {
+    fn leave(&mut self, rested: Rested, called_off: bool) -> bool {
         match rested {
-            Ok(sessions) => {
+            Ok(leaving) if leaving.keeper.is_some() => self.part(leaving),
+            Ok(_) if called_off => self.stay(CALLED_OFF.into()),
+            Ok(Leaving { sessions, .. }) => {
+                let sessions = sessions.len();
                 self.stop_trace();
                 tracing::info!("Handing over {sessions} clients");
                 self.report(&ToDaemon::HandsOver { sessions });
-                true
+                return true;
             }
-            Err(why) => {
-                self.stay(why);
-                false
-            }
+            Err(why) => self.stay(why),
+        }
+        false
+    }
+
+    /// Some sessions leave for the next server, which gets them when their objects here are free.
+    fn part(&mut self, leaving: Leaving) {
+        let Leaving {
+            sessions,
+            stay: Some(stay),
+            keeper: Some(keeper),
+        } = leaving
+        else {
+            return;
+        };
+        let count = sessions.len();
+        // Those of which this server has reported the end already.
+        let sessions = sessions.into_iter().filter(|id| {
+            let is_known = |clients: &BTreeMap<u64, ClientInfo>| clients.contains_key(id);
+            is_known(&self.clients) || is_known(&self.stuck)
+        });
+        self.parting = Some(Parting {
+            sessions: sessions.collect(),
+            count,
+            stay,
+            keeper,
+        });
+        self.look_whether_parted();
+    }
+
+    fn look_whether_parted(&mut self) {
+        let is_over = |parting: &mut Parting| parting.sessions.is_empty();
+        let Some(parting) = self.parting.take_if(is_over) else {
+            return;
+        };
+        let (sessions, stay) = (parting.count, parting.stay);
+        tracing::info!("Handing over {sessions} clients; others stay: {stay}");
+        let report = ToDaemon::Parts { sessions, stay };
+        let keeper = parting.keeper.into_connection();
+        if let Some(link) = &self.link
+            && let Err(error) = link.send(&report, Some(keeper.as_fd()))
+        {
+            tracing::error!("The daemon does not learn of the clients that leave: {error}");
         }
     }
 
@@ -559,7 +630,11 @@ impl<H: Host> Serving<H> {
                 let _guard = limit::caused_by_user(client.uid);
                 self.clients.remove(&client.session);
                 self.stuck.remove(&client.session);
-                if let Some(reason) = &reason {
+                if let Some(parting) = &mut self.parting {
+                    parting.sessions.remove(&client.session);
+                }
+                let ended = |reason: &&String| *reason != engine::GOES_ON_ELSEWHERE;
+                if let Some(reason) = reason.as_ref().filter(ended) {
                     tracing::warn!("Client {client} ended by the server: {reason}");
                 }
                 tracing::info!(
@@ -572,6 +647,7 @@ impl<H: Host> Serving<H> {
                     pid: client.pid,
                     reason,
                 });
+                self.look_whether_parted();
             }
             EngineEvent::Stuck(client) => {
                 tracing::warn!(

@@ -119,6 +119,9 @@ pub struct Server {
     pub(super) adopts_by: Option<Instant>,
     /// The reason that it gave for not handing over its sessions.
     pub(super) stays: Option<String>,
+    /// Sessions have left it for the next server, which gets this keeper: the connection, and the clients that stay, with
+    /// reasons.
+    pub(super) parted: Option<(Stranger, String)>,
     /// Received while it handed over its clients: an order to end once they have gone.
     pub(super) stops_later: bool,
     /// The connection to the keeper of its sessions, with which the next server continues them.
@@ -166,6 +169,7 @@ impl Server {
             next_standby: NextStandby::default(),
             adopts_by: None,
             stays: None,
+            parted: None,
             stops_later: false,
             keeper: None,
             quarantined: None,
@@ -310,6 +314,22 @@ impl Server {
         self.remains = Some(text);
     }
 
+    /// Without a keeper, or unasked, nothing has left.
+    fn note_parting(&mut self, sessions: usize, stay: String, keeper: Option<Stranger>) {
+        if self.state != State::HandingOver {
+            return;
+        }
+        tracing::info!(
+            "Server {} hands over {sessions} clients; others stay",
+            self.pid
+        );
+        self.state = State::Active;
+        match keeper {
+            Some(keeper) => self.parted = Some((keeper, stay)),
+            None => self.stays = Some(stay),
+        }
+    }
+
     /// # Errors
     /// A report that no real server makes, in words.
     fn note(&mut self, report: ToDaemon) -> Result<(), String> {
@@ -412,8 +432,8 @@ impl Server {
             ToDaemon::TraceStarted { error } => self.note_trace_start(error),
             ToDaemon::TraceEnded(totals) => self.note_trace_end(totals),
             ToDaemon::Stopping => self.state = State::Stopping,
-            // The connection was missing in the packet.
-            ToDaemon::Keeper => {}
+            // Handled where the descriptor is.
+            ToDaemon::Keeper | ToDaemon::Parts { .. } => {}
             ToDaemon::Usage {
                 question,
                 clients,
@@ -444,6 +464,8 @@ impl Server {
                 Ok(Some((report, descriptor))) => {
                     if report == ToDaemon::Keeper {
                         self.keeper = descriptor;
+                    } else if let ToDaemon::Parts { sessions, stay } = report {
+                        self.note_parting(sessions, stay, descriptor);
                     } else if let Err(why) = self.note(report) {
                         tracing::error!("Server {}: {why}", self.pid);
                         self.close_link();

@@ -7,6 +7,7 @@ use super::server::{Server, State};
 use super::{Servers, Start};
 use crate::closers::Stranger;
 use crate::link::HandOver;
+use std::fmt;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -38,6 +39,8 @@ pub struct Restart {
     /// Deadline of the current step.
     until: Instant,
     step: Step,
+    /// The clients that stay with the old server, with reasons.
+    stay: Option<String>,
 }
 
 /// When the clients must be at rest.
@@ -118,8 +121,31 @@ enum Step {
     Rests,
     /// The server with this process id is continuing them.
     Adopts(i32),
-    /// Process id of the new server, or the reason of the failure, in words.
-    Over(Result<i32, String>),
+    /// The new server, or the reason of the failure, in words.
+    Over(Result<Restarted, String>),
+}
+
+/// A server that has replaced another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restarted {
+    /// Its process id.
+    pub server: i32,
+    /// The clients that stay with the old server, with this process id, until they end; with reasons.
+    pub stay: Option<(i32, String)>,
+}
+
+impl fmt::Display for Restarted {
+    /// The answer to the command: the process id, and in a second line which clients stay and why.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.server)?;
+        match &self.stay {
+            Some((old, stay)) => write!(
+                f,
+                "\nServer {old} keeps these clients until they end: {stay}"
+            ),
+            None => Ok(()),
+        }
+    }
 }
 
 impl Servers {
@@ -166,6 +192,7 @@ impl Servers {
             force,
             until: now + start,
             step: Step::Prepares,
+            stay: None,
         });
         self.advance_restarts();
         Ok(())
@@ -178,11 +205,11 @@ impl Servers {
         restart.is_none_or(|restart| matches!(restart.step, Step::Over(_)))
     }
 
-    /// Process id of the server that has replaced a server, or the reason of the failure, in words. Returned only once.
+    /// The server that has replaced a server, or the reason of the failure, in words. Returned only once.
     ///
     /// # Errors
     /// The reason of the failure.
-    pub fn restarted(&mut self, pid: i32) -> Result<i32, String> {
+    pub fn restarted(&mut self, pid: i32) -> Result<Restarted, String> {
         let at = self
             .restarts
             .iter()
@@ -215,7 +242,7 @@ impl Servers {
             let next = match &self.restarts[at].step {
                 Step::Prepares => self.ask_to_hand_over(server, patience, force),
                 Step::Rests => self.look_whether_it_stays(server),
-                Step::Adopts(next) => self.look_at_adoption(*next),
+                Step::Adopts(next) => self.look_at_adoption(server, *next, &self.restarts[at].stay),
                 Step::Over(_) => None,
             };
             if let Some(step) = next {
@@ -314,9 +341,12 @@ impl Servers {
         }
     }
 
-    fn look_at_adoption(&self, next: i32) -> Option<Step> {
+    fn look_at_adoption(&self, pid: i32, next: i32, stay: &Option<String>) -> Option<Step> {
         match self.by_pid(next) {
-            Some(server) if server.state == State::Active => Some(Step::Over(Ok(next))),
+            Some(server) if server.state == State::Active => Some(Step::Over(Ok(Restarted {
+                server: next,
+                stay: stay.clone().map(|stay| (pid, stay)),
+            }))),
             Some(server) if server.state == State::Initializing => None,
             _ => Some(Step::Over(Err(format!(
                 "the next server, {next}, has ended"
@@ -346,6 +376,50 @@ impl Servers {
             standby.pid
         );
         Ok(standby.pid)
+    }
+
+    /// Continues the sessions that have left a server, if some have, in another one. The old server ends with its other
+    /// clients.
+    pub(super) fn part(&mut self, pid: i32) {
+        let Some(server) = self.by_pid_mut(pid) else {
+            return;
+        };
+        let Some((keeper, stay)) = server.parted.take() else {
+            return;
+        };
+        let (owner, program) = (server.owner(), server.quarantined.clone());
+        let limits = server.limits.clone();
+        let stops = server.stops_later || self.closing;
+        let next = match self.use_standby(pid, keeper) {
+            Ok(next) => Some(next),
+            Err(keeper) => self.start(owner, program, Start::With(keeper)),
+        };
+        let of_server =
+            |restart: &&mut Restart| restart.server == pid && matches!(restart.step, Step::Rests);
+        let restart = self.restarts.iter_mut().find(of_server);
+        match (restart, next) {
+            (Some(restart), Some(next)) => {
+                restart.step = Step::Adopts(next);
+                restart.stay = Some(stay);
+                restart.until = Instant::now() + ADOPTION_PATIENCE;
+            }
+            (Some(restart), None) => {
+                let why = "no server could go on with the clients that left";
+                restart.step = Step::Over(Err(why.into()));
+            }
+            (None, _) => {}
+        }
+        if let Some(next) = next.and_then(|next| self.by_pid_mut(next)) {
+            if let Err(why) = next.order_limits(limits) {
+                tracing::warn!("{why}");
+            }
+            if stops {
+                next.stop(false);
+            }
+        }
+        if let Some(server) = self.by_pid_mut(pid) {
+            server.stop(false);
+        }
     }
 
     /// Records that `next` replaces `server`, and passes on the limits set for `server`.

@@ -220,8 +220,8 @@ pub fn advise(address: u64, len: u64, advice: u32, location: CUmemLocation) -> S
     }
 }
 
-/// `cuMemPrefetchAsync`: to a device, what the host has changed is copied now; to the host, when the program has waited for
-/// the work given to streams so far.
+/// `cuMemPrefetchAsync`: the host's changes are copied to a device now; pages are copied to the host when the program has
+/// waited for the work given to streams so far.
 pub fn prefetch(
     session: &Session,
     stream: StreamRef,

@@ -16,13 +16,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// The outcome of `restart_server` with these options.
-fn restart(place: &Place, options: &[&str]) -> Result<i32, String> {
+/// The outcome of `restart_server` with these options: the new server, and what is said of the clients that stay.
+fn restart_or_stay(place: &Place, options: &[&str]) -> Result<(i32, Option<String>), String> {
     let pid = server(place).expect("a server").to_string();
     let done = place.control(&[&["restart_server", &pid], options].concat());
-    match done.code {
-        0 => Ok(done.out.trim().parse().expect("a process id")),
-        _ => Err(done.out.trim().to_owned()),
+    let text = done.out.trim();
+    if done.code != 0 {
+        return Err(text.to_owned());
+    }
+    let (new, stay) = match text.split_once('\n') {
+        Some((new, stay)) => (new, Some(stay.to_owned())),
+        None => (text, None),
+    };
+    Ok((new.parse().expect("a process id"), stay))
+}
+
+/// As [`restart_or_stay`], if no client stays.
+fn restart(place: &Place, options: &[&str]) -> Result<i32, String> {
+    match restart_or_stay(place, options)? {
+        (new, None) => Ok(new),
+        (_, Some(stay)) => Err(stay),
     }
 }
 
@@ -115,6 +128,9 @@ fn clients_that_come_meanwhile_wait_for_the_next_server() {
         // They are bound, by what they make: those that are there are waited for, as long as it takes.
         let mut done = 0;
         while done < 3 {
+            wait_until("the servers of those that stayed have ended", || {
+                servers(&place) == 1
+            });
             match restart(&place, &["-t", "600"]) {
                 Ok(_) => done += 1,
                 Err(why) => assert!(why.contains("is bound by"), "{why}"),
@@ -128,19 +144,87 @@ fn clients_that_come_meanwhile_wait_for_the_next_server() {
 }
 
 #[test]
-fn nothing_is_stopped_for_clients_that_cannot_go_on() {
+fn clients_that_cannot_go_on_keep_the_old_server_until_they_end() {
+    let place = daemon();
+    let [mut idle, mut bound, mut busy] = [(); 3].map(|()| Survivor::start(&place));
+    assert_eq!(bound.ask("graph"), "graph");
+    // Longer than any patience.
+    assert_eq!(busy.ask("launch 1000000"), "launched");
+    let old = server(&place).expect("a server");
+    let (new, stay) = restart_or_stay(&place, &["-t", "1"]).expect("a restart");
+    let [of_bound, of_busy] = [&bound, &busy].map(|one| one.program.pid());
+    let expected = format!(
+        "Server {old} keeps these clients until they end: client {of_bound} is bound by graphs, client {of_busy} has not \
+         come to rest within "
+    );
+    assert!(
+        stay.as_ref()
+            .is_some_and(|stay| stay.starts_with(&expected)),
+        "{stay:?}"
+    );
+    let of_server = |server: i32| {
+        let listed = place.control(&["get_client_list", &server.to_string()]);
+        listed.out.lines().count()
+    };
+    assert_eq!((of_server(old), of_server(new)), (2, 1));
+    // A round loads an image, which a session with graphs cannot beside an endless kernel.
+    busy.program.kill();
+    for _ in 0..3 {
+        idle.round();
+        bound.round();
+    }
+    // The next client has the new server, which can be replaced in turn.
+    assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
+    let newest = {
+        let done = place.control(&["restart_server", &new.to_string()]);
+        assert_eq!(done.code, 0, "{}", done.out);
+        done.out.trim().parse::<i32>().expect("a process id")
+    };
+    idle.round();
+    bound.round();
+    assert_eq!((of_server(old), of_server(newest)), (1, 1));
+    bound.end();
+    wait_until("the old server has ended", || servers(&place) == 1);
+    assert_eq!(server(&place), Some(newest));
+    wait_until("its keeper too", || keepers(&place) == 1);
+    idle.round();
+    kill_server(&place);
+    idle.round();
+    idle.end();
+}
+
+#[test]
+fn sessions_that_part_again_and_again_keep_all_they_have() {
+    let place = daemon();
+    let mut moving: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();
+    let mut staying: Vec<Survivor> = Vec::new();
+    for _ in 0..4 {
+        let mut bound = Survivor::start(&place);
+        assert_eq!(bound.ask("graph"), "graph");
+        let list = place.control(&["get_server_list"]).out;
+        let old = list.lines().last().expect("a server").to_owned();
+        let done = place.control(&["restart_server", &old]);
+        assert_eq!(done.code, 0, "{}", done.out);
+        assert!(done.out.contains("is bound by graphs"), "{}", done.out);
+        staying.push(bound);
+        moving
+            .iter_mut()
+            .chain(&mut staying)
+            .for_each(Survivor::round);
+    }
+    assert_eq!(servers(&place), 5);
+    staying.into_iter().for_each(Survivor::end);
+    wait_until("one server is left", || servers(&place) == 1);
+    moving.iter_mut().for_each(Survivor::round);
+    moving.into_iter().for_each(Survivor::end);
+}
+
+#[test]
+fn with_force_clients_that_cannot_go_on_are_ended() {
     let place = daemon();
     let [mut idle, mut bound] = [(); 2].map(|()| Survivor::start(&place));
     assert_eq!(bound.ask("graph"), "graph");
     let old = server(&place).expect("a server");
-    let pid = bound.program.pid();
-    let why = restart(&place, &[]).expect_err("a client is bound");
-    let expected = format!("the clients of server {old} stay: client {pid} is bound by graphs");
-    assert_eq!(why, expected);
-    wait_until("the standby has ended", || keepers(&place) == 1);
-    assert_eq!(server(&place), Some(old));
-    bound.round();
-    idle.round();
     let new = restart(&place, &["-f"]).expect("a restart by force");
     assert_ne!(new, old);
     assert_eq!(bound.ask("round"), RPC_FAILURE);
@@ -149,16 +233,23 @@ fn nothing_is_stopped_for_clients_that_cannot_go_on() {
 }
 
 #[test]
-fn long_work_is_waited_for_as_long_as_the_command_says() {
+fn work_that_lasts_is_not_waited_for_if_the_command_says_so() {
     let place = daemon();
     let [mut idle, mut busy] = [(); 2].map(|()| Survivor::start(&place));
     // Longer than any patience.
     assert_eq!(busy.ask("launch 1000000"), "launched");
-    let why = restart(&place, &["-t", "0"]).expect_err("a kernel runs");
-    assert!(why.ends_with("has not come to rest within 0 s"), "{why}");
+    let stay = restart(&place, &["-t", "0"]).expect_err("a kernel runs");
+    assert!(stay.ends_with("has not come to rest within 0 s"), "{stay}");
     idle.round();
+    let busy_server = place.control(&["get_server_list"]).out;
+    let busy_server = busy_server.lines().next().expect("a server").to_owned();
+    // It is ending, and still serves its client.
+    let again = place.control(&["restart_server", &busy_server, "-t", "0", "-f"]);
+    assert_ne!(again.code, 0);
+    assert!(again.out.contains("is ending"), "{}", again.out);
+    busy.program.kill();
+    wait_until("its server has ended", || servers(&place) == 1);
     restart(&place, &["-t", "0", "-f"]).expect("a restart by force");
-    assert_eq!(busy.ask("round"), RPC_FAILURE);
     idle.round();
     idle.end();
 }
@@ -418,20 +509,25 @@ fn a_server_that_does_not_go_on_with_the_clients_keeps_no_command_waiting() {
 fn an_image_that_is_not_kept_binds_its_client_until_it_is_unloaded() {
     let folder = tempfile::tempdir().expect("a folder");
     let place = daemon_with_descriptors(folder.path(), 256);
-    let mut peer = Peer::connect(&control(&place)).expect("a session");
-    peer.attach().expect("attach");
     // More than the keeper takes; no function of them is asked for.
     let long = "x".repeat(70_000);
     let image = |number: usize| format!("{PTX}\n// {number} {long}\n").into_bytes();
-    let modules: Vec<u64> = (0..260)
-        .map(|number| peer.module(&image(number)).expect("a module"))
-        .collect();
+    let load = || {
+        let mut peer = Peer::connect(&control(&place)).expect("a session");
+        peer.attach().expect("attach");
+        let modules: Vec<u64> = (0..260)
+            .map(|number| peer.module(&image(number)).expect("a module"))
+            .collect();
+        (peer, modules)
+    };
+    let (mut peer, modules) = load();
     assert_eq!(place.ps()[0]["bound_by"], "unkept memory");
-    let old = server(&place);
-    let why = restart(&place, &[]).expect_err("a client is bound");
-    assert!(why.contains("is bound by unkept memory"), "{why}");
-    assert_eq!(server(&place), old);
+    let stay = restart(&place, &[]).expect_err("a client is bound");
+    assert!(stay.contains("is bound by unkept memory"), "{stay}");
     peer.function(modules[259], "fill").expect("a function");
+    drop(peer);
+    wait_until("the old server has ended", || servers(&place) == 1);
+    let (mut peer, modules) = load();
     for module in &modules[1..] {
         let unload = Object { object: *module };
         peer.post(Op::ImageUnload, &unload, &[]).expect("unload");

@@ -294,7 +294,7 @@ impl Session {
             own.hung_up.load(Ordering::Relaxed)
                 || gpu.is_lost()
                 || shared.lanes.slow.is_wanted()
-                || shared.fate.is_resting()
+                || own.is_to_rest(shared.fate.attempt())
                 || shared.fate.stopping.load(Ordering::Relaxed)
         });
         if !is_populated {

@@ -31,6 +31,8 @@ use std::time::{Duration, Instant};
 
 /// Most messages of one session per visit.
 const BUDGET: usize = 64;
+/// Why a session that departs is over here.
+pub const GOES_ON_ELSEWHERE: &str = "it goes on in the next server";
 /// Nice value of a dispatch thread, if the process may set it: a dispatch thread that is not scheduled delays every
 /// client it serves.
 const NICE: i32 = -10;
@@ -126,7 +128,8 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
                     break;
                 }
             }
-            if !shared.fate.is_resting() && !shared.may_go(&session.shared) {
+            if !session.shared.is_to_rest(shared.fate.attempt()) && !shared.may_go(&session.shared)
+            {
                 // Other clients have fallen behind in dispatched messages; this one still has work.
                 worked = true;
                 at += 1;
@@ -312,6 +315,9 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if shared.gpu.is_lost() && session.shared.goes_on(&shared.gpu) {
         return Visit::Idle;
     }
+    if session.shared.departs.load(Ordering::SeqCst) {
+        return Visit::Ended(Some(GOES_ON_ELSEWHERE.into()));
+    }
     if session.shared.hung_up.load(Ordering::Relaxed) {
         let terminated = session.shared.terminated.load(Ordering::SeqCst);
         return Visit::Ended(terminated.then(|| "terminated by the operator".into()));
@@ -320,7 +326,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
         shared.gpu.printing.contain();
     }
     let mut wrote = false;
-    if !shared.fate.is_resting() {
+    if !session.shared.is_to_rest(shared.fate.attempt()) {
         match session.serve_express(shared) {
             Ok(Served::Nothing) => {}
             Ok(Served::Some) => wrote = true,
@@ -343,7 +349,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
             return Visit::Slow;
         }
     }
-    if shared.fate.is_resting() {
+    if session.shared.is_to_rest(shared.fate.attempt()) {
         return session.come_to_rest(shared);
     }
     if session.shared.standing.goes_to().is_some()
@@ -414,7 +420,7 @@ pub fn step(shared: &Shared, session: &mut Session, on_slow_lane: bool) -> Step 
         return Step::Full;
     }
     // Messages already on their way to the slow lane or the gate are still executed there.
-    if !on_slow_lane && shared.fate.is_resting() {
+    if !on_slow_lane && session.shared.is_to_rest(shared.fate.attempt()) {
         return Step::Full;
     }
     let found = match session.inbox.consumer.peek() {
@@ -532,19 +538,25 @@ fn perform(
 }
 
 /// Ends a session: notifies its client and hands its objects over to the reaper.
+///
+/// A session that departs has no work in flight, and its segment and connection stay as they are.
 pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
     let status = match session.shared.terminated.load(Ordering::SeqCst) {
         true => CUDA_ERROR_MPS_CLIENT_TERMINATED,
         false => CUDA_ERROR_MPS_RPC_FAILURE,
     };
-    session
-        .shared
-        .end(shared.gpu.lost_status().unwrap_or(status));
+    let departs = session.shared.departs.load(Ordering::SeqCst);
+    if !departs {
+        let status = shared.gpu.lost_status().unwrap_or(status);
+        session.shared.end(status);
+    }
     shared.lanes.owners.leave(session.shared.info.session);
     // Must precede the removal from the list of sessions, so that its work is counted throughout.
     shared.gpu.calm(session.side).begin_dying();
-    // SAFETY: a plain system call on our own descriptor: the client sees the end even if it looks nowhere else.
-    unsafe { libc::shutdown(session.shared.socket().as_raw_fd(), libc::SHUT_RDWR) };
+    if !departs {
+        // SAFETY: a plain system call on our own descriptor: the client sees the end even if it looks nowhere else.
+        unsafe { libc::shutdown(session.shared.socket().as_raw_fd(), libc::SHUT_RDWR) };
+    }
     shared.roster.note_leaving(&session.shared);
     shared.roster.forget(&session.shared);
     shared.lanes.dispatchers[session.flow.home]

@@ -1,5 +1,5 @@
-//! Brings all sessions to rest, so that the next server can continue with them: no message of theirs is executed any
-//! more, and the work submitted to the device is done.
+//! Brings sessions to rest, so that the next server can continue with them: no message of theirs is executed any more, and
+//! the work submitted to the device is done. Sessions that cannot be handed over stay, and go on in this server.
 //!
 //! Each dispatch thread brings its own sessions to rest. Work that a session still owes its client (marks, deferred
 //! messages, an image being loaded) is completed first; the next message stays in the ring.
@@ -8,98 +8,249 @@ use crate::engine::scheduling::dispatch::Visit;
 use crate::engine::session::bonds::UNTIL_AT_REST;
 use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
+use crate::keeper::{self, Keeper, Name};
 use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
 use mpsshim_model::bonds::Bonds;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Poll interval for whether all sessions are at rest.
+/// Poll interval for whether sessions are at rest.
 const LOOK: Duration = Duration::from_millis(1);
 /// Additional time that a thread may take to visit its sessions.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long sessions stand while others come to rest: beyond it, those with long work rest first, while the others work.
+const WINDOW: Duration = Duration::from_millis(300);
+/// How long sessions whose long work is done wait for others with long work.
+const LONG_WINDOW: Duration = Duration::from_secs(1);
+/// Most attempts to bring all sessions to rest at the same time.
+const ATTEMPTS: usize = 4;
 /// Most clients named if some cannot be handed over.
 const NAMED: usize = 8;
 
-/// The number of sessions at rest, or a text that says why some are not.
-pub type Rested = Result<usize, String>;
+/// The sessions at rest, or a text that says why there are none.
+pub type Rested = Result<Leaving, String>;
+
+/// The sessions that the next server continues.
+#[derive(Debug, Default)]
+pub struct Leaving {
+    /// Their numbers.
+    pub sessions: Vec<u64>,
+    /// The clients that stay with this server, with reasons; `None` if none does.
+    pub stay: Option<String>,
+    /// If clients stay: the keeper with which the next server continues the others. They have left this one.
+    pub keeper: Option<Keeper>,
+}
 
 /// A session that cannot be handed over, and the reason.
 struct Stays(Arc<SessionShared>, String);
 
 impl Shared {
-    /// Brings all sessions to rest within `patience`. Returns the number of sessions that the next server can continue.
-    /// With `force`, ends the sessions that cannot be handed over.
+    /// Brings the sessions to rest within `patience`, for the next server. With `force`, ends the sessions that cannot be
+    /// handed over; otherwise they go on here, and the others leave.
     ///
     /// # Errors
-    /// The clients that cannot be handed over, with reasons.
-    pub fn come_to_rest(&self, patience: Duration, force: bool) -> Rested {
-        if !force {
-            refuse(self.bound(UNTIL_AT_REST))?;
+    /// The context is lost, it was called off, or there is no keeper for the sessions that leave.
+    pub fn hand_over(&self, patience: Duration, force: bool) -> Rested {
+        let mut leaving = self.come_to_rest(patience, force)?;
+        if leaving.stay.is_some() {
+            leaving.keeper = Some(self.part(&leaving.sessions)?);
         }
+        Ok(leaving)
+    }
+
+    /// Brings the sessions to rest. The leaving ones execute nothing any more.
+    fn come_to_rest(&self, patience: Duration, force: bool) -> Rested {
         let until = Instant::now() + patience;
-        let number = self.fate.rests.fetch_add(1, Ordering::Relaxed) + 1;
-        self.fate.resting.store(number, Ordering::SeqCst);
-        let rests = |session: &Arc<SessionShared>| session.rested.load(Ordering::Acquire) == number;
-        let awake = loop {
-            self.lanes.wake_dispatchers();
-            let now = Instant::now();
-            let mut awake = self.roster.session_list();
-            // Read before `rested`: a session that has been asked is by now at rest or has work.
-            let asked = awake
-                .iter()
-                .all(|session| session.asked_to_rest.load(Ordering::Acquire) == number);
-            awake.retain(|session| !rests(session));
-            if awake.is_empty() || now >= until && asked || now >= until + GRACE {
-                break awake;
-            }
-            if self.gpu.is_lost() {
-                self.end_rest(number);
-                return Err("the context is lost".into());
-            }
-            if self.fate.resting.load(Ordering::SeqCst) != number {
-                return Err("it was called off".into());
-            }
-            sleep(LOOK);
-        };
         let busy = |session| {
             let why = format!("has not come to rest within {} s", patience.as_secs());
             Stays(session, why)
         };
-        let mut stay: Vec<Stays> = awake.into_iter().map(busy).collect();
+        let mut stay = match force {
+            true => Vec::new(),
+            false => self.bound(UNTIL_AT_REST),
+        };
+        let number = match force {
+            true => {
+                let number = self.ask_to_rest(|_| false)?;
+                stay.extend(self.await_rest(number, until)?.into_iter().map(busy));
+                number
+            }
+            false => self.rest_or_stay(until, busy, &mut stay)?,
+        };
+        let rests = |session: &Arc<SessionShared>| {
+            session.rested.load(Ordering::Acquire) == number
+                && session.excused.load(Ordering::SeqCst) != number
+        };
         // A message executed in the meantime may have bound its session.
         stay.extend(
             self.bound(Bonds::default())
                 .into_iter()
                 .filter(|Stays(session, _)| rests(session)),
         );
-        if force {
-            for Stays(session, why) in &stay {
+        for Stays(session, why) in &stay {
+            if force {
                 tracing::warn!("Ending client {}: it {why}", session.info);
                 session.end(CUDA_ERROR_MPS_RPC_FAILURE);
                 self.gpu.keeping.forget_session(session.info.session);
+            } else {
+                session.excused.store(number, Ordering::SeqCst);
             }
-        } else if let Err(why) = refuse(stay) {
-            self.end_rest(number);
-            return Err(why);
         }
-        let mut going_on = 0;
-        for session in self.roster.session_list() {
+        self.lanes.wake_dispatchers();
+        let goes_on = |session: &Arc<SessionShared>| {
             let is_bound = session.description.bonds() != Bonds::default();
-            if rests(&session) && !is_bound && session.is_at_rest() {
-                going_on += 1;
-            }
-        }
-        Ok(going_on)
+            rests(session) && !is_bound && session.is_at_rest()
+        };
+        let mut going_on = self.roster.session_list();
+        going_on.retain(goes_on);
+        let stay = Some(stay).filter(|stay| !force && !stay.is_empty());
+        Ok(Leaving {
+            sessions: going_on.iter().map(|one| one.info.session).collect(),
+            stay: stay.map(name),
+            keeper: None,
+        })
     }
 
-    /// Resumes service, unless another attempt has begun.
-    fn end_rest(&self, number: u64) {
-        let ended =
-            (self.fate.resting).compare_exchange(number, 0, Ordering::SeqCst, Ordering::Relaxed);
-        if ended.is_ok() {
+    /// Brings all sessions but those of `stay` to rest at the same time, and adds to these the ones that have not come to
+    /// rest by `until`. Sessions with long work rest first: the others work meanwhile, and stand for [`WINDOW`] at most,
+    /// if the work lasts no longer. Returns the number of the attempt.
+    fn rest_or_stay(
+        &self,
+        until: Instant,
+        busy: impl Fn(Arc<SessionShared>) -> Stays,
+        stay: &mut Vec<Stays>,
+    ) -> Result<u64, String> {
+        let id = |session: &Arc<SessionShared>| session.info.session;
+        let mut attempt = 1;
+        loop {
+            let staying: BTreeSet<u64> = stay.iter().map(|Stays(one, _)| id(one)).collect();
+            let number = self.ask_to_rest(|session| staying.contains(&session.info.session))?;
+            let mut awake = self.await_rest(number, (Instant::now() + WINDOW).min(until))?;
+            let is_last = attempt == ATTEMPTS || Instant::now() >= until;
+            if awake.is_empty() || is_last {
+                for session in &awake {
+                    session.excused.store(number, Ordering::SeqCst);
+                }
+                stay.extend(awake.into_iter().map(&busy));
+                return Ok(number);
+            }
+            attempt += 1;
+            while !awake.is_empty() && Instant::now() < until {
+                let slow: BTreeSet<u64> = awake.iter().map(id).collect();
+                let number = self.ask_to_rest(|session| !slow.contains(&session.info.session))?;
+                let some = self.await_rest_of(number, until, slow.len() - 1)?;
+                awake = match some.is_empty() {
+                    true => some,
+                    false => self.await_rest(number, (Instant::now() + LONG_WINDOW).min(until))?,
+                };
+            }
+            stay.extend(awake.into_iter().map(&busy));
+        }
+    }
+
+    /// Begins an attempt to bring all sessions to rest but the excused ones, which go on. Returns its number.
+    ///
+    /// # Errors
+    /// It was called off.
+    fn ask_to_rest(&self, is_excused: impl Fn(&SessionShared) -> bool) -> Result<u64, String> {
+        let number = self.fate.rests.fetch_add(1, Ordering::Relaxed) + 1;
+        for session in self.roster.session_list() {
+            if is_excused(&session) {
+                session.excused.store(number, Ordering::SeqCst);
+            }
+        }
+        let is_asked = self.fate.ask_to_rest(number);
+        self.lanes.wake_dispatchers();
+        is_asked.then_some(number).ok_or_else(called_off)
+    }
+
+    /// Waits until all sessions of this attempt are at rest. Returns the others when `until` has passed and each has been
+    /// asked.
+    fn await_rest(&self, number: u64, until: Instant) -> Result<Vec<Arc<SessionShared>>, String> {
+        self.await_rest_of(number, until, 0)
+    }
+
+    /// As [`Shared::await_rest`], until no more than `most` of them are not at rest.
+    fn await_rest_of(
+        &self,
+        number: u64,
+        until: Instant,
+        most: usize,
+    ) -> Result<Vec<Arc<SessionShared>>, String> {
+        loop {
             self.lanes.wake_dispatchers();
+            let now = Instant::now();
+            let mut awake = self.roster.session_list();
+            awake.retain(|session| session.excused.load(Ordering::SeqCst) != number);
+            // Read before `rested`: a session that has been asked is by now at rest or has work.
+            let asked = awake
+                .iter()
+                .all(|session| session.asked_to_rest.load(Ordering::Acquire) == number);
+            awake.retain(|session| session.rested.load(Ordering::Acquire) != number);
+            if awake.len() <= most || now >= until && asked || now >= until + GRACE {
+                return Ok(awake);
+            }
+            if self.gpu.is_lost() {
+                self.fate.call_off();
+                self.lanes.wake_dispatchers();
+                return Err("the context is lost".into());
+            }
+            if self.fate.resting.load(Ordering::SeqCst) != number {
+                return Err(called_off());
+            }
+            sleep(LOOK);
+        }
+    }
+
+    /// Gives sessions that are at rest to another keeper, with which the next server continues them, and frees their
+    /// objects here. The other sessions go on. Returns the other keeper.
+    ///
+    /// # Errors
+    /// A keeper fails, in words, or it was called off. All sessions then go on here.
+    fn part(&self, sessions: &[u64]) -> Result<Keeper, String> {
+        if !self.fate.begin_parting() {
+            return Err(called_off());
+        }
+        let kept = self.copy_of_keeper(sessions);
+        if kept.is_ok() {
+            let leaving = || {
+                let all = self.roster.session_list().into_iter();
+                all.filter(|one| sessions.contains(&one.info.session))
+            };
+            for session in leaving() {
+                session.departs.store(true, Ordering::SeqCst);
+            }
+            // A thread that visits one of them now must still see that it is to rest.
+            while leaving().next().is_some() && !self.gpu.is_lost() {
+                self.lanes.wake_dispatchers();
+                sleep(LOOK);
+            }
+        }
+        self.fate.end_parting();
+        self.lanes.wake_dispatchers();
+        kept
+    }
+
+    fn copy_of_keeper(&self, sessions: &[u64]) -> Result<Keeper, String> {
+        let failed =
+            |error: std::io::Error| format!("there is no keeper for the next server: {error}");
+        let other = Keeper::start().map_err(failed)?;
+        // Memory and images of the sessions that stay are not claimed by the next server, which drops them.
+        let is_wanted = |name: &Name| {
+            let of_session = keeper::Kind::OF_SESSION.contains(&name.kind);
+            !of_session || sessions.contains(&name.number())
+        };
+        match self.gpu.keeping.keeper() {
+            Some(keeper) if !sessions.is_empty() => {
+                match keeper.copy_to(&other, is_wanted).map_err(failed)? {
+                    true => Ok(other),
+                    false => Err("the keeper for the next server is full".into()),
+                }
+            }
+            _ => Ok(other),
         }
     }
 
@@ -117,10 +268,12 @@ impl Shared {
     }
 }
 
-fn refuse(mut stay: Vec<Stays>) -> Result<(), String> {
-    if stay.is_empty() {
-        return Ok(());
-    }
+fn called_off() -> String {
+    "it was called off".to_owned()
+}
+
+/// The clients with reasons.
+fn name(mut stay: Vec<Stays>) -> String {
     stay.sort_by_key(|Stays(session, _)| session.info.session);
     let count = stay.len();
     let name = |Stays(session, why): Stays| format!("client {} {why}", session.info.pid);
@@ -128,13 +281,17 @@ fn refuse(mut stay: Vec<Stays>) -> Result<(), String> {
     if count > NAMED {
         named.push(format!("{} others", count - NAMED));
     }
-    Err(named.join(", "))
+    named.join(", ")
 }
 
 impl Session {
     /// Does as much as is possible now of the work that must be done before the session is at rest.
     pub fn come_to_rest(&mut self, shared: &Shared) -> Visit {
+        // Between the check of the caller and this one the attempt may have ended, or another one begun.
         let number = shared.fate.resting.load(Ordering::SeqCst);
+        if number == 0 || self.shared.excused.load(Ordering::SeqCst) == number {
+            return Visit::Worked;
+        }
         if self.shared.rested.load(Ordering::Relaxed) == number {
             return Visit::Idle;
         }

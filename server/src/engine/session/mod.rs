@@ -51,6 +51,10 @@ pub struct SessionShared {
     pub hung_up: AtomicBool,
     /// An operator has terminated the session.
     pub terminated: AtomicBool,
+    /// It is at rest and goes on in another server: this one frees its objects, and its client notices nothing.
+    pub departs: AtomicBool,
+    /// Number of the attempt to bring sessions to rest in which this one is not asked.
+    pub excused: AtomicU64,
     /// It has work in flight, or may have: see [`Session::may_work`].
     pub at_work: AtomicBool,
     /// How long its work has been in flight, and is likely to continue, when last published; milliseconds.
@@ -103,6 +107,8 @@ impl SessionShared {
             socket,
             hung_up: AtomicBool::new(false),
             terminated: AtomicBool::new(false),
+            departs: AtomicBool::new(false),
+            excused: AtomicU64::new(0),
             at_work: AtomicBool::new(false),
             works_for: Default::default(),
             left: Mutex::default(),
@@ -163,6 +169,11 @@ impl SessionShared {
     /// Ends the session for the client: all its further calls return `status`, and its sleeping threads wake up.
     pub fn end(&self, status: CUresult) {
         segment::end(self.segment.registration.mapping(), status.0);
+    }
+    /// Whether it is being brought to rest, or is at rest, in the present attempt; 0: there is none.
+    #[inline]
+    pub fn is_to_rest(&self, attempt: u64) -> bool {
+        attempt != 0 && self.excused.load(Ordering::SeqCst) != attempt
     }
     /// Whether the session continues in the next server after a context was lost. Waits for that decision.
     pub fn goes_on(&self, gpu: &Gpu) -> bool {
