@@ -2,26 +2,20 @@
 //!
 //! A program is an executable together with its user; for an interpreter, also the script, module or code.
 
+pub mod readers;
+
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Mutex, mpsc};
-use std::thread;
-use std::time::Duration;
 
 /// Bytes of a command line that are read.
 const COMMAND_LINE: u64 = 4096;
-/// Timeout for reading a command line; takes some microseconds for a cooperative process.
-const READ_PATIENCE: Duration = Duration::from_secs(1);
-/// Maximum number of command lines being read at a time, at most one for each user.
-const MOST_READERS: usize = 64;
 /// Longest name of a program, bytes; the end of a longer name is replaced by a hash.
 pub const LONGEST: usize = 1024;
 /// Workers of Python's multiprocessing count as their parents' program; number of generations followed.
@@ -62,8 +56,9 @@ impl Program {
         !self.name.is_empty() && *self == Program::named(self.uid, &self.name)
     }
 
-    /// The program of a process of this user; `None` if it cannot be determined.
-    pub fn of_process(pid: i32, uid: u32) -> Option<Program> {
+    /// The program of a process of this user; `None` if it cannot be determined. The process can make it block without
+    /// end: only [`readers`] call it.
+    fn of_process(pid: i32, uid: u32) -> Option<Program> {
         let mut pid = pid;
         for _ in 0..GENERATIONS {
             let folder = format!("/proc/{pid}");
@@ -74,7 +69,7 @@ impl Program {
             let executable = executable.to_string_lossy().into_owned();
             // For any other executable the arguments are not needed.
             let arguments = match interpreter(&executable).is_some() {
-                true => arguments(&command_line(&folder, uid)?),
+                true => arguments(&command_line(&folder)?),
                 false => Vec::new(),
             };
             if !is_worker(&executable, &arguments) {
@@ -114,32 +109,12 @@ pub fn with_real_paths(line: &str) -> Cow<'_, str> {
     Cow::Owned(words.join(" "))
 }
 
-/// The beginning of a process's command line. The kernel reads it from the process's memory, and the process can set up
-/// that memory so that the read never returns: a separate thread reads it, one at a time for each user.
-fn command_line(folder: &str, uid: u32) -> Option<Vec<u8>> {
-    static READING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
-    let mut reading = READING.lock().ok()?;
-    if reading.len() >= MOST_READERS || !reading.insert(uid) {
-        return None;
-    }
-    drop(reading);
-    let path = format!("{folder}/cmdline");
-    let (sender, line) = mpsc::channel();
-    let read = move || {
-        let mut line = Vec::new();
-        let file = File::open(path).and_then(|file| file.take(COMMAND_LINE).read_to_end(&mut line));
-        if let Ok(mut reading) = READING.lock() {
-            reading.remove(&uid);
-        }
-        // The receiver is gone if the read took too long.
-        let _ = sender.send(file.is_ok().then_some(line));
-    };
-    let started = thread::Builder::new().name("cmdline".into()).spawn(read);
-    if started.is_err() {
-        READING.lock().ok()?.remove(&uid);
-        return None;
-    }
-    line.recv_timeout(READ_PATIENCE).ok()?
+/// The beginning of a process's command line.
+fn command_line(folder: &str) -> Option<Vec<u8>> {
+    let mut line = Vec::new();
+    let file = File::open(format!("{folder}/cmdline")).ok()?;
+    file.take(COMMAND_LINE).read_to_end(&mut line).ok()?;
+    Some(line)
 }
 
 fn hash(bytes: &[u8]) -> u64 {

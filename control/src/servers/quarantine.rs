@@ -50,13 +50,10 @@ struct Accused {
     kernel: Option<String>,
 }
 
-/// The program of a client; `None` in direct mode, where each client has a context of its own and is not quarantined.
-pub fn program_of(client: &Arrival) -> Option<Program> {
-    let is_direct = matches!(Mode::asked(client.hello.mode), Ok(Some(Mode::Direct)));
-    let Credentials { pid, uid, .. } = client.who;
-    (!is_direct)
-        .then(|| Program::of_process(pid, uid))
-        .flatten()
+/// Whether a client's program is of interest. Not in direct mode, where each client has a context of its own and is not
+/// quarantined.
+pub fn is_program_needed(client: &Arrival) -> bool {
+    !matches!(Mode::asked(client.hello.mode), Ok(Some(Mode::Direct)))
 }
 
 impl Quarantine {
@@ -228,7 +225,10 @@ impl Servers {
     /// The first waiting client, or user of `start_server`, without a server that accepts clients, and the quarantined
     /// program that its server must be for. Prefers a client whose server can be started.
     pub(super) fn without_server(&self) -> Option<(Owner, Option<Program>)> {
-        let clients = self.waiting.iter();
+        let clients = self
+            .waiting
+            .iter()
+            .filter(|waiting| waiting.is_identified());
         let clients = clients.map(|waiting| (waiting.owner, self.needed_by(waiting)));
         let wanted = self.wanted.iter().map(|owner| (*owner, None));
         let has_server = |uid: u32, program: Option<&Program>| {
@@ -255,7 +255,7 @@ impl Servers {
     }
 
     fn needed_by<'a>(&self, waiting: &'a Waiting) -> Option<&'a Program> {
-        self.quarantine.needs(waiting.program.as_ref())
+        self.quarantine.needs(waiting.program())
     }
 
     /// Whether a server may run now beside the others: those of the same user, for other programs.

@@ -7,6 +7,7 @@ use crate::closers::Stranger;
 use crate::link::{Link, ToDaemon};
 use crate::process::Process;
 use crate::program::Program;
+use crate::program::readers::Reading;
 use crate::spawn::Owner;
 use crate::trace::Totals;
 use crate::usage::Report;
@@ -68,6 +69,8 @@ pub struct Client {
     pub stuck: bool,
     /// Its program, if known.
     pub program: Option<Program>,
+    /// Its program is being read.
+    pub(super) reading: Option<Reading>,
 }
 
 /// One server process.
@@ -98,6 +101,8 @@ pub struct Server {
     trusted: bool,
     /// Its usage reports that the daemon has not processed yet.
     pub(super) usage: Vec<Report>,
+    /// Sessions whose clients' programs must be read.
+    pub(super) unread: Vec<u64>,
     /// Clients handed over whose fate is not reported yet.
     pub(super) handed_over: Vec<Coming>,
     pub(super) kill_at: Option<Instant>,
@@ -155,6 +160,7 @@ impl Server {
             devices: Vec::new(),
             limits,
             usage: Vec::new(),
+            unread: Vec::new(),
             handed_over: Vec::new(),
             kill_at: None,
             killed: None,
@@ -337,16 +343,17 @@ impl Server {
                 if self.sessions.len() >= MOST_CLIENTS {
                     return Err(format!("it reports over {MOST_CLIENTS} clients"));
                 }
-                // A client of a previous server was not handed over by this daemon, so its program is looked up now.
-                let program = match self.settle(client) {
-                    Some(coming) => coming.program,
-                    None => Program::of_process(client, uid),
-                };
+                let coming = self.settle(client);
+                // A client of a previous server was not handed over by this daemon to this one.
+                if coming.is_none() {
+                    self.unread.push(session);
+                }
                 let client = Client {
                     pid: client,
                     uid,
                     stuck: false,
-                    program,
+                    program: coming.and_then(|coming| coming.program),
+                    reading: None,
                 };
                 self.sessions.insert(session, client);
             }

@@ -2,28 +2,16 @@
 
 use mpsshim_tests::PATIENCE;
 use mpsshim_tests::control_daemon::{Done, Place, as_user, has_ended, two_users, wait_until};
-use mpsshim_tests::programs::{Running, preloaded, well};
+use mpsshim_tests::programs::{Running, preloaded, survivor, well};
 use mpsshim_tests::scene::{daemon, daemon_with};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 const ILLEGAL_ADDRESS: &str = "CUDA_ERROR_ILLEGAL_ADDRESS (700)";
 /// Milliseconds: longer than any patience.
 const ENDLESS: &str = "launch 1000000";
-
-/// `tests/src/bin/survivor/` under a name of its own, so that it is a program of its own.
-fn program(place: &Place, name: &str) -> PathBuf {
-    let path = place.path().join(name);
-    let original = Path::new(env!("CARGO_BIN_EXE_survivor"));
-    // A copy could not be started while another test's process has it open for writing, since the time of a fork.
-    if fs::hard_link(original, &path).is_err() {
-        fs::copy(original, &path).expect("a copy");
-    }
-    path.canonicalize().expect("a path")
-}
 
 fn start(place: &Place, program: &Path) -> Running {
     Running::start_until(&mut preloaded(program, place.pipe()), "started")
@@ -83,7 +71,7 @@ fn become_busy(place: &Place, running: &mut Running) {
 #[test]
 fn a_program_that_faults_at_every_start_costs_its_neighbour_one_fault() {
     let place = daemon();
-    let (faulty, busy) = (program(&place, "faulty"), program(&place, "busy"));
+    let (faulty, busy) = (survivor(&place, "faulty"), survivor(&place, "busy"));
     let mut neighbour = start(&place, &busy);
     become_busy(&place, &mut neighbour);
 
@@ -136,7 +124,7 @@ fn a_program_that_faults_at_every_start_costs_its_neighbour_one_fault() {
 #[test]
 fn a_client_that_has_left_with_work_in_flight_is_a_suspect() {
     let place = daemon();
-    let (faulty, gone) = (program(&place, "faulty"), program(&place, "gone"));
+    let (faulty, gone) = (survivor(&place, "faulty"), survivor(&place, "gone"));
     // It is there before the other one leaves: a server without clients ends, and one whose kernel goes on has new ones elsewhere.
     let mut guilty = start(&place, &faulty);
     let mut leaving = start(&place, &gone);
@@ -155,7 +143,7 @@ fn a_client_that_has_left_with_work_in_flight_is_a_suspect() {
 #[test]
 fn a_program_is_released_after_three_clean_runs_in_a_row() {
     let place = daemon();
-    let (faulty, busy) = (program(&place, "faulty"), program(&place, "busy"));
+    let (faulty, busy) = (survivor(&place, "faulty"), survivor(&place, "busy"));
     let mut neighbour = start(&place, &busy);
     become_busy(&place, &mut neighbour);
     fault(&place, &faulty);
@@ -201,7 +189,7 @@ fn a_program_is_released_after_three_clean_runs_in_a_row() {
 #[test]
 fn an_operator_adds_and_releases_programs() {
     let place = daemon();
-    let (good, other) = (program(&place, "good"), program(&place, "other"));
+    let (good, other) = (survivor(&place, "good"), survivor(&place, "other"));
     let name = good.display().to_string();
     let mut usual = start(&place, &other);
     succeed(&place.control(&["quarantine", "add", &name]));
@@ -246,7 +234,7 @@ fn an_operator_adds_and_releases_programs() {
 #[test]
 fn without_quarantine_nothing_is_kept_apart() {
     let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
-    let faulty = program(&place, "faulty");
+    let faulty = survivor(&place, "faulty");
     for _ in 0..2 {
         fault(&place, &faulty);
     }
@@ -270,7 +258,7 @@ fn without_quarantine_nothing_is_kept_apart() {
 #[test]
 fn the_successor_of_a_quarantined_program_s_server_is_one_too() {
     let place = daemon();
-    let good = program(&place, "good");
+    let good = survivor(&place, "good");
     succeed(&place.control(&["quarantine", "add", &good.display().to_string()]));
     let mut running = start(&place, &good);
     // Nothing of it is in flight behind a round.
@@ -292,7 +280,7 @@ fn the_successor_of_a_quarantined_program_s_server_is_one_too() {
 #[test]
 fn the_next_daemon_knows_the_servers_of_quarantined_programs() {
     let place = daemon();
-    let (good, other) = (program(&place, "good"), program(&place, "other"));
+    let (good, other) = (survivor(&place, "good"), survivor(&place, "other"));
     succeed(&place.control(&["quarantine", "add", &good.display().to_string()]));
     let (mut apart, mut usual) = (start(&place, &good), start(&place, &other));
     let daemon = place.daemon_pid();
@@ -321,7 +309,7 @@ fn another_user_waits_for_all_servers_and_changes_his_own_programs_only() {
         return;
     };
     let place = daemon();
-    let (good, other) = (program(&place, "good"), program(&place, "other"));
+    let (good, other) = (survivor(&place, "good"), survivor(&place, "other"));
     let name = good.display().to_string();
     succeed(&place.control(&["quarantine", "add", "-uid", &one.to_string(), &name]));
     for command in [&["add", "-uid"][..], &["release", "-uid"]] {
