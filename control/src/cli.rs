@@ -9,6 +9,7 @@ use crate::settings;
 use crate::spawn::Users;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use mpsshim_model::host_memory::HostMemory;
 use mpsshim_model::limits::Limits;
 use mpsshim_model::mode::Modes;
 use mpsshim_model::policy::{LAUNCH_RUN, MarkKind, TurnPolicy};
@@ -227,6 +228,9 @@ pub struct Server {
     /// When clients in direct mode take turns
     #[arg(long, value_enum, default_value_t)]
     pub turns: TurnPolicy,
+    /// Pinned host memory that all clients of a user may have together, also by user
+    #[arg(long, value_name = "AMOUNTS", default_value_t)]
+    pub host_memory: HostMemory,
     /// How completion markers are signalled to waiting clients
     #[arg(long, value_name = "KIND", default_value_t, value_enum)]
     pub marks: MarkKind,

@@ -11,6 +11,7 @@ use crate::defaults::Defaults;
 use crate::quarantine::QuarantinePolicy;
 use crate::seqpacket;
 use clap::ValueEnum;
+use mpsshim_model::host_memory::{HostMemory, NoHostMemory};
 use mpsshim_model::mode::{Modes, NoModes};
 use mpsshim_model::policy::{MarkKind, TurnPolicy};
 use mpsshim_proto::directory;
@@ -69,6 +70,8 @@ pub const LIBRARY: &str = "MPSSHIM_LIBRARY";
 pub const MAX_CLIENTS: &str = "MPSSHIM_MAX_CLIENTS";
 /// How long idle threads of the server poll before they sleep.
 pub const MAX_SPIN: &str = "MPSSHIM_MAX_SPIN_US";
+/// Pinned host memory of the clients of a user.
+pub const HOST_MEMORY: &str = "MPSSHIM_HOST_MEMORY";
 /// How completion markers are signalled.
 pub const MARKS: &str = "MPSSHIM_MARKS";
 
@@ -195,6 +198,15 @@ pub const TABLE: &[Setting] = &[
                   time. Read by the daemon.",
     },
     Setting {
+        name: HOST_MEMORY,
+        key: Some("host_memory"),
+        default: "75%",
+        meaning: "Pinned host memory that all clients of a user at a server in proxy mode may have together: an amount such \
+                  as 64G, or a percentage of the machine's memory, or of the limit of the server's memory cgroup if that is \
+                  less; also by user, as in `75%,1000=64G`. It includes registered memory, managed memory that is in host \
+                  memory, and segments. Beyond it, allocations fail with CUDA_ERROR_OUT_OF_MEMORY. Read by the daemon.",
+    },
+    Setting {
         name: MARKS,
         key: Some("marks"),
         default: "auto",
@@ -305,6 +317,14 @@ pub enum SettingsError {
         /// Description of the error.
         why: NoModes,
     },
+    /// Not a list of amounts.
+    #[error("{given}: {why}")]
+    HostMemory {
+        /// The setting and its value.
+        given: String,
+        /// Description of the error.
+        why: NoHostMemory,
+    },
     /// Not an address.
     #[error("{0} is not an address and a port, such as 127.0.0.1:9400")]
     Metrics(String),
@@ -351,6 +371,8 @@ pub struct Settings {
     pub max_clients: usize,
     /// [`MAX_SPIN`], in microseconds.
     pub max_spin_us: u64,
+    /// [`HOST_MEMORY`].
+    pub host_memory: HostMemory,
     /// [`MARKS`].
     pub marks: MarkKind,
     /// [`MODE`].
@@ -436,6 +458,7 @@ impl Settings {
             library: path(LIBRARY)?,
             max_clients: get(MAX_CLIENTS).map_or(Ok(DEFAULT_MAX_CLIENTS), positive)?,
             max_spin_us: get(MAX_SPIN).map_or(Ok(DEFAULT_MAX_SPIN_US), spin)?,
+            host_memory: get(HOST_MEMORY).map_or(Ok(HostMemory::default()), host_memory)?,
             marks: get(MARKS).map_or(Ok(MarkKind::default()), word)?,
             mode: get(MODE).map(mode).transpose()?,
             turns: get(TURNS).map_or(Ok(TurnPolicy::default()), word)?,
@@ -562,6 +585,14 @@ fn spin(given: Given) -> Result<u64, SettingsError> {
 fn mode(given: Given) -> Result<Modes, SettingsError> {
     let modes = given.value.to_string_lossy().parse();
     modes.map_err(|why| SettingsError::Mode {
+        given: given.told,
+        why,
+    })
+}
+
+fn host_memory(given: Given) -> Result<HostMemory, SettingsError> {
+    let bounds = given.value.to_string_lossy().parse();
+    bounds.map_err(|why| SettingsError::HostMemory {
         given: given.told,
         why,
     })
@@ -698,6 +729,23 @@ mod tests {
         }
         let row = TABLE.iter().find(|row| row.name == MAX_SPIN);
         assert_eq!(row.expect("row").default, DEFAULT_MAX_SPIN_US.to_string());
+    }
+
+    #[test]
+    fn pinned_host_memory_is_an_amount_or_a_percentage() {
+        let bounds = |value| settings(&[(HOST_MEMORY, value)], true).map(|found| found.host_memory);
+        assert_eq!(bounds(""), Ok(HostMemory::default()));
+        for text in ["64G", "50%", "75%,1000=64G"] {
+            assert_eq!(bounds(text), Ok(text.parse().expect(text)));
+        }
+        let error = bounds("much").expect_err("no amount").to_string();
+        assert_eq!(
+            error,
+            "MPSSHIM_HOST_MEMORY=much: \"much\" is neither an amount (such as 64G, or 50% of the machine's memory) nor \
+             UID=AMOUNT"
+        );
+        let row = TABLE.iter().find(|row| row.name == HOST_MEMORY);
+        assert_eq!(row.expect("row").default, HostMemory::default().to_string());
     }
 
     #[test]

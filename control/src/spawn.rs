@@ -170,6 +170,7 @@ impl Launcher {
             .args(["--mode", &modes])
             .args(["--turns", &settings::name_of(&self.settings.turns)])
             .args(["--max-spin-us", &self.settings.max_spin_us.to_string()])
+            .args(["--host-memory", &self.settings.host_memory.to_string()])
             .args(["--marks", &settings::name_of(&self.settings.marks)])
             .stdin(theirs);
         if let Some(program) = quarantined {

@@ -168,6 +168,18 @@ impl Mapping {
         Mapping::map(address as *mut u8, fd, len, flags)
     }
 
+    /// As [`Mapping::at`], but not populated.
+    ///
+    /// # Errors
+    /// Those of `mmap(2)`.
+    ///
+    /// # Safety
+    /// As [`Mapping::at`].
+    pub unsafe fn sparse_at(address: u64, fd: BorrowedFd<'_>, len: usize) -> io::Result<Mapping> {
+        let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+        Mapping::map_sparse(address as *mut u8, fd, len, flags)
+    }
+
     fn map(
         address: *mut u8,
         fd: BorrowedFd<'_>,
@@ -204,6 +216,16 @@ impl Mapping {
         self.advise(libc::MADV_POPULATE_WRITE, POPULATED);
     }
 
+    /// Populates the next few pages from `offset` on, as [`Mapping::new`] does with all. Returns the offset of the next
+    /// ones: the mapping's length if all are populated, or cannot be.
+    pub fn populate_some(&self, offset: usize) -> usize {
+        let len = POPULATED.min(self.len.saturating_sub(offset));
+        if len == 0 || !self.advise_part(libc::MADV_POPULATE_WRITE, offset, len) {
+            return self.len;
+        }
+        offset + len
+    }
+
     /// Removes the pages in pieces before the mapping is unmapped, for the same reason; the file keeps them.
     fn let_go(&self) {
         if self.len > LET_GO {
@@ -215,13 +237,16 @@ impl Mapping {
         let mut at = 0;
         while at < self.len {
             let len = step.min(self.len - at);
-            // SAFETY: a part of our own mapping, whose content is the file's and does not change.
-            let done = unsafe { libc::madvise(self.base.add(at).cast(), len, advice) };
-            if done < 0 {
+            if !self.advise_part(advice, at, len) {
                 return;
             }
             at += len;
         }
+    }
+
+    fn advise_part(&self, advice: libc::c_int, offset: usize, len: usize) -> bool {
+        // SAFETY: a part of our own mapping, whose content is the file's and does not change.
+        unsafe { libc::madvise(self.base.add(offset).cast(), len, advice) >= 0 }
     }
 
     /// First byte.

@@ -91,7 +91,9 @@ impl Engine {
         let printing = Printing::capture().context("standard output")?;
         let keeping = Keeping::new(keeper);
         let settings = (config.marks, config.launch_run);
-        let gpu = Gpu::new((driver, devices, arena), printing, keeping, settings)
+        let host_memory = config.host_memory.clone();
+        let opened = (driver, devices, arena);
+        let gpu = Gpu::new(opened, printing, keeping, settings, host_memory)
             .context("the server's flags")?;
         // SAFETY: no handler is installed. A client causes this signal if it opens a file on which `shm::is_sole` holds
         // a lease.

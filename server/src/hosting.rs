@@ -12,6 +12,7 @@ use mpsshim_control::closers::Stranger;
 use mpsshim_control::trace::{self, Run, Totals};
 use mpsshim_model::client::{Credentials, EngineEvent};
 use mpsshim_model::device::DeviceInfo;
+use mpsshim_model::host_memory::HostMemory;
 use mpsshim_model::limits::{Limits, Usage};
 use mpsshim_model::mode::by_device::DeviceModes;
 use mpsshim_model::mode::{Mode, Modes};
@@ -47,6 +48,8 @@ pub struct HostingConfig {
     pub marks: MarkKind,
     /// Maximum number of kernels in a launch batch.
     pub launch_run: usize,
+    /// Pinned host memory that the clients of each user may have.
+    pub host_memory: HostMemory,
     /// How long an idle dispatch thread of the engine polls for calls before it sleeps, at most.
     pub max_spin: Duration,
     /// How long an unused further context of a device is kept.
@@ -59,6 +62,7 @@ impl HostingConfig {
             dispatch_threads: self.dispatch_threads,
             marks: self.marks,
             launch_run: self.launch_run,
+            host_memory: self.host_memory.clone(),
             max_spin: self.max_spin,
             further_context: self.further_context,
         }

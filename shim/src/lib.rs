@@ -22,6 +22,7 @@
 mod connect;
 mod daemon;
 mod direct;
+mod fault_heap;
 mod ffi;
 mod loader;
 mod log;

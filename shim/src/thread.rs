@@ -1,13 +1,54 @@
-//! Threads: how the shim starts its own, and which of them run host functions.
+//! Threads: how the shim starts its own, which of them run host functions, and which hold locks that handlers of faults use.
 
 use std::cell::Cell;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// A thread for host functions has been started: only then is it necessary to check whether the caller is one.
 static ANY_FOR_HOST_FUNCTIONS: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static RUNS_HOST_FUNCTIONS: Cell<bool> = const { Cell::new(false) };
+    static REQUESTING: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The calling thread holds, or waits for, a lock that a request for host memory takes, until this is dropped.
+#[derive(Debug)]
+pub struct Requesting(PhantomData<*const ()>);
+
+impl Requesting {
+    pub fn new() -> Requesting {
+        REQUESTING.set(REQUESTING.get() + 1);
+        Requesting(PhantomData)
+    }
+}
+
+impl Drop for Requesting {
+    fn drop(&mut self) {
+        REQUESTING.set(REQUESTING.get() - 1);
+    }
+}
+
+/// Whether the code that the handler of a fault has interrupted in this thread holds, or waits for, such a lock.
+pub fn is_requesting() -> bool {
+    REQUESTING.get() != 0
+}
+
+/// The content of a lock.
+#[inline]
+pub fn locked<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
+    lock.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`locked`]; `None` if a thread has it.
+#[inline]
+pub fn try_locked<T>(lock: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match lock.try_lock() {
+        Ok(content) => Some(content),
+        Err(TryLockError::Poisoned(content)) => Some(content.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
 }
 
 /// Whether the calling thread runs host functions, which may make no CUDA calls.

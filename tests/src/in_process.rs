@@ -8,6 +8,7 @@ use crate::peer::{Peer, hello};
 use crossbeam_channel::{Receiver, unbounded};
 use mpsshim_control::{seqpacket, settings};
 use mpsshim_model::client::{Credentials, EngineEvent};
+use mpsshim_model::host_memory::HostMemory;
 use mpsshim_model::limits::{Limits, Usage};
 use mpsshim_model::mode::Modes;
 use mpsshim_model::policy::{LAUNCH_RUN, MarkKind, TurnPolicy};
@@ -54,6 +55,7 @@ impl InProcess {
             dispatch_threads: 2,
             marks,
             launch_run: LAUNCH_RUN,
+            host_memory: HostMemory::default(),
             max_spin: Duration::from_micros(settings::DEFAULT_MAX_SPIN_US),
             further_context: Duration::from_secs(15),
         };

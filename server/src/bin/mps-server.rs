@@ -107,6 +107,7 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
         dispatch_threads: options.dispatch_threads,
         marks: options.marks,
         launch_run: options.launch_run,
+        host_memory: options.host_memory.clone(),
         max_spin: Duration::from_micros(options.max_spin_us),
         further_context: Duration::from_millis(options.further_context_ms),
     };

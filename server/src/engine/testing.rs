@@ -34,6 +34,7 @@ use crossbeam_channel::{Receiver, unbounded};
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
 use mpsshim_model::client::{ClientInfo, EngineEvent};
+use mpsshim_model::host_memory::{HostMemory, Share};
 use mpsshim_model::limits::{Percentage, Terms};
 use mpsshim_model::policy::{LAUNCH_RUN, MarkKind};
 use mpsshim_proto::handle::{Handle, Kind};
@@ -260,6 +261,23 @@ impl Fixture {
 
     /// The same on several devices, with a context on each.
     pub fn with_devices(count: usize, functions: &[(&'static str, Function)]) -> Fixture {
+        Fixture::with(count, functions, HostMemory::default())
+    }
+
+    /// A new session whose user may have this many bytes of pinned memory beside the session's segment.
+    pub fn with_host_memory(bytes: u64, functions: &[(&'static str, Function)]) -> Fixture {
+        let bound = HostMemory {
+            usual: Share::Bytes(bytes + segment::SEGMENT_LEN as u64),
+            ..HostMemory::default()
+        };
+        Fixture::with(1, functions, bound)
+    }
+
+    fn with(
+        count: usize,
+        functions: &[(&'static str, Function)],
+        host_memory: HostMemory,
+    ) -> Fixture {
         let one = ONE.lock();
         ORDERED.store(0, Ordering::Relaxed);
         let driver = driver(functions);
@@ -273,6 +291,7 @@ impl Fixture {
             dispatch_threads: 1,
             marks: MarkKind::Written,
             launch_run: LAUNCH_RUN,
+            host_memory,
             max_spin: Duration::ZERO,
             further_context: Duration::from_secs(1),
         };
@@ -281,6 +300,7 @@ impl Fixture {
             Printing::of(File::from(file)),
             Keeping::new(None),
             (config.marks, config.launch_run),
+            config.host_memory.clone(),
         );
         let (tell, events) = unbounded();
         let admission = Arc::new(Admission::new(1));
@@ -297,6 +317,7 @@ impl Fixture {
         let segment = Segment {
             registration: registration.expect("a registration"),
             file,
+            pin: shared.gpu.pinned.add(0, segment::SEGMENT_LEN as u64),
         };
         let info = ClientInfo {
             session: 1,

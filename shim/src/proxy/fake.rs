@@ -5,7 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use mpsshim_proto::message::stream::HostFunction;
-use mpsshim_proto::message::{Mark, MarkEvent, Op};
+use mpsshim_proto::message::{Copy, Mark, MarkEvent, Op};
 use mpsshim_proto::ring::Consumer;
 use mpsshim_proto::segment::{ANSWER, ARRIVED, RingMemory, SEGMENT_LEN};
 use mpsshim_proto::shm::{self, Doorbell};
@@ -19,6 +19,7 @@ pub struct Fake {
     pub session: &'static Session,
     base: *mut u8,
     consumer: Mutex<Consumer<RingMemory>>,
+    express: Mutex<Consumer<RingMemory>>,
     /// Operations received so far.
     seen: Mutex<Vec<Op>>,
     /// Marks received but not written: slot and value.
@@ -52,6 +53,8 @@ impl Fake {
             base,
             // SAFETY: as above.
             consumer: Mutex::new(Consumer::new(unsafe { RingMemory::new(base) })),
+            // SAFETY: as above.
+            express: Mutex::new(Consumer::new(unsafe { RingMemory::express(base) })),
             seen: Mutex::new(Vec::new()),
             held: Mutex::new(Vec::new()),
             hold: AtomicBool::new(false),
@@ -59,8 +62,32 @@ impl Fake {
         }
     }
 
+    /// Takes all messages of the express ring: copies between addresses of this process, and writes the flags of marks.
+    fn serve_express(&self) {
+        let mut consumer = self.express.lock();
+        while let Some(message) = consumer.peek().unwrap() {
+            let mut body = vec![0; message.len as usize];
+            assert!(consumer.copy_out(&message, 0, &mut body));
+            consumer.consume(&message);
+            match Op::from_u16(message.op).unwrap() {
+                Op::Copy => {
+                    let (copy, _) = Copy::read_from_prefix(&body).unwrap();
+                    let (from, to) = (copy.from as *const u8, copy.to as *mut u8);
+                    // SAFETY: the test's own memory.
+                    unsafe { std::ptr::copy_nonoverlapping(from, to, copy.len as usize) };
+                }
+                Op::Mark => {
+                    let (mark, _) = Mark::read_from_prefix(&body).unwrap();
+                    self.write((mark.slot, mark.value));
+                }
+                other => panic!("{other:?} in the express ring"),
+            }
+        }
+    }
+
     /// Takes all messages: writes the flags of marks, answers requests with success and an empty payload.
     pub fn serve(&self) {
+        self.serve_express();
         let mut consumer = self.consumer.lock();
         while let Some(message) = consumer.peek().unwrap() {
             let op = Op::from_u16(message.op).unwrap();

@@ -1,6 +1,6 @@
-//! Managed memory: pinned memory in the host arena, at one address for the program, the server and the devices. It is
-//! always coherent, but devices access it over the bus. Advice and prefetches are recorded and move nothing. The managed
-//! variables of an image are in such a block too, whose address the server puts into the code that it loads.
+//! Managed memory. It has its home on the device ([`pages`](mod@crate::proxy::pages)), or where that has no room is pinned
+//! memory in the host arena, which devices access over the bus. Advice is recorded and moves nothing; prefetches move it.
+//! The managed variables of an image are in such a block too, whose address the server puts into the code that it loads.
 
 use mpsshim_proto::shm::PAGE;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use crate::ffi::Status;
 use crate::proxy::context::{self, Context};
 use crate::proxy::memory;
 use crate::proxy::pages;
-use crate::proxy::stream;
+use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::Session;
 
 pub use mpsshim_proto::message::MANAGED;
@@ -220,14 +220,33 @@ pub fn advise(address: u64, len: u64, advice: u32, location: CUmemLocation) -> S
     }
 }
 
-/// `cuMemPrefetchAsync`: to a device, memory moves when kernels use it; to the host, pages are fetched when they
-/// are first used, in large parts.
-pub fn prefetch(address: u64, len: u64, location: CUmemLocation) -> Status {
+/// `cuMemPrefetchAsync`: to a device, what the host has changed is copied now; to the host, when the program has waited for
+/// the work given to streams so far.
+pub fn prefetch(
+    session: &Session,
+    stream: StreamRef,
+    address: u64,
+    len: u64,
+    location: CUmemLocation,
+) -> Status {
     let there = place(location, CUDA_ERROR_INVALID_DEVICE)?;
-    if len > 0 && there.kind != CU_MEM_LOCATION_TYPE_DEVICE {
-        pages::expect(address, len);
+    change(address, len, |a| a.prefetched = Some(there))?;
+    match there.kind {
+        CU_MEM_LOCATION_TYPE_DEVICE => pages::prefetch::to_device(session, stream, address, len),
+        _ => {
+            pages::prefetch::to_host(address, len);
+            Ok(())
+        }
     }
-    change(address, len, |a| a.prefetched = Some(there))
+}
+
+/// `cuMemDiscardBatchAsync`: the content of a range is not used any more.
+pub fn discard(session: &Session, stream: StreamRef, address: u64, len: u64) -> Status {
+    check(address, len)?;
+    if !stream.is_capturing() {
+        pages::prefetch::discard(session, address, len);
+    }
+    Ok(())
 }
 
 /// Whether `[address, address + len)` is managed memory.

@@ -23,6 +23,7 @@ use crate::proxy::pages;
 use crate::proxy::pool::{self, Block, Pool, Source};
 use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::{Answer, Session};
+use crate::thread::{Requesting, locked};
 use zerocopy::{Immutable, IntoBytes};
 
 /// Bytes that large device blocks are rounded up to: the driver's granularity.
@@ -32,7 +33,7 @@ const HOST_ROUND: u64 = 64 << 10;
 
 static DEVICE: [Mutex<Pool>; MAX_DEVICES] =
     [const { Mutex::new(Pool::new(DEVICE_ROUND, 1)) }; MAX_DEVICES];
-static HOST: Mutex<Pool> = Mutex::new(Pool::new(HOST_ROUND, 1));
+static HOST: std::sync::Mutex<Pool> = std::sync::Mutex::new(Pool::new(HOST_ROUND, 1));
 /// Managed memory that has its home on a device. The blocks' numbers differ from those of [`HOST`].
 static MANAGED_BLOCKS: [Mutex<Pool>; MAX_DEVICES] =
     [const { Mutex::new(Pool::new(DEVICE_ROUND, 1 << 40)) }; MAX_DEVICES];
@@ -257,6 +258,33 @@ pub fn managed_alloc(
     Ok(start)
 }
 
+/// The blocks of host memory, for this thread alone until it is dropped. Handlers of faults see that it has them.
+struct HostPool {
+    pool: std::sync::MutexGuard<'static, Pool>,
+    _requesting: Requesting,
+}
+
+impl std::ops::Deref for HostPool {
+    type Target = Pool;
+    fn deref(&self) -> &Pool {
+        &self.pool
+    }
+}
+
+impl std::ops::DerefMut for HostPool {
+    fn deref_mut(&mut self) -> &mut Pool {
+        &mut self.pool
+    }
+}
+
+fn host_pool() -> HostPool {
+    let requesting = Requesting::new();
+    HostPool {
+        pool: locked(&HOST),
+        _requesting: requesting,
+    }
+}
+
 /// Allocates the host's pages of managed memory, which belong to no context.
 pub fn host_alloc_of_pages(session: &Session, device: u32, len: u64) -> Status<u64> {
     let mut source = HostSource {
@@ -264,7 +292,7 @@ pub fn host_alloc_of_pages(session: &Session, device: u32, len: u64) -> Status<u
         device,
         flags: 0,
     };
-    HOST.lock().alloc(len, 0, 0, &mut source)
+    host_pool().alloc(len, 0, 0, &mut source)
 }
 
 fn device_pool(device: u32) -> Status<&'static Mutex<Pool>> {
@@ -399,7 +427,7 @@ pub fn give_back_unused(session: &Session) -> bool {
         let mut source = ManagedSource { session, device };
         any |= pool.lock().give_back_all(&mut source);
     }
-    any |= HOST.lock().give_back_all(&mut source);
+    any |= host_pool().give_back_all(&mut source);
     for (device, pool) in DEVICE.iter().enumerate() {
         let device = device as u32;
         let mut source = DeviceSource { session, device };
@@ -440,13 +468,13 @@ fn host_alloc_once(session: &Session, context: &Context, len: u64, flags: u32) -
         device: context.server_device,
         flags,
     };
-    HOST.lock().alloc(len, context.handle, flags, &mut source)
+    host_pool().alloc(len, context.handle, flags, &mut source)
 }
 
 /// Allocates pinned host memory that belongs to no context.
 pub fn host_alloc_unowned(session: &Session, context: &Context, len: u64) -> Status<u64> {
     let start = host_alloc(session, context, len, 0)?;
-    HOST.lock().set_owner(start, 0);
+    host_pool().set_owner(start, 0);
     Ok(start)
 }
 
@@ -475,7 +503,7 @@ fn host_alloc_of_image(session: &Session, device: u32, len: u64) -> Status<u64> 
         flags: MANAGED | CU_MEM_ATTACH_GLOBAL,
     };
     let flags = source.flags;
-    let start = HOST.lock().alloc(len, 0, flags, &mut source)?;
+    let start = host_pool().alloc(len, 0, flags, &mut source)?;
     // SAFETY: a new block of this length, which nothing else uses.
     unsafe { std::ptr::write_bytes(start as *mut u8, 0, len as usize) };
     Ok(start)
@@ -483,7 +511,7 @@ fn host_alloc_of_image(session: &Session, device: u32, len: u64) -> Status<u64> 
 
 /// Frees pinned host memory, after the work that may use it.
 pub fn host_free(session: &Session, address: u64) -> Status {
-    match HOST.lock().find(address) {
+    match host_pool().find(address) {
         Some((start, block)) if start == address && block.flags & MANAGED == 0 => {}
         _ => return Err(CUDA_ERROR_INVALID_VALUE),
     }
@@ -503,7 +531,7 @@ pub fn host_give_back(session: &Session, address: u64) -> Status {
         device: 0,
         flags: 0,
     };
-    HOST.lock().free(address, &mut source).map(drop)
+    host_pool().free(address, &mut source).map(drop)
 }
 
 /// Releases memory that was allocated in a context.
@@ -522,7 +550,7 @@ pub fn release_of_context(session: &Session, context: &Context) {
         device,
         flags: 0,
     };
-    HOST.lock().free_owned(context.handle, &mut source);
+    host_pool().free_owned(context.handle, &mut source);
 }
 
 /// Adds a global of a module.
@@ -626,7 +654,7 @@ pub fn host_block(address: u64) -> Option<(u64, Block)> {
     if !arena::is_host(address) {
         return None;
     }
-    HOST.lock().find(address)
+    host_pool().find(address)
 }
 
 /// The global that contains an address.
@@ -658,7 +686,7 @@ pub fn place(address: u64, len: u64) -> Status<Place> {
         return inside(contained, Place::Device(address));
     }
     if arena::is_host(address) {
-        let contained = HOST.lock().contains(address, len);
+        let contained = host_pool().contains(address, len);
         return inside(contained, Place::Pinned(address));
     }
     if let Some(contained) = extents::covers(address, len) {

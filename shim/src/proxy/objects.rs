@@ -54,12 +54,13 @@ impl<T> Deref for Entry<T> {
 pub struct Table<T: 'static> {
     kind: Kind,
     chunks: [AtomicPtr<Entry<T>>; CHUNKS],
+    /// Entries that have been in use.
+    used: AtomicU32,
     places: Mutex<Places>,
 }
 
 #[derive(Debug)]
 struct Places {
-    used: u32,
     free: VecDeque<u32>,
 }
 
@@ -69,8 +70,8 @@ impl<T: Default + Sync> Table<T> {
         Table {
             kind,
             chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS],
+            used: AtomicU32::new(0),
             places: Mutex::new(Places {
-                used: 0,
                 free: VecDeque::new(),
             }),
         }
@@ -94,7 +95,7 @@ impl<T: Default + Sync> Table<T> {
         if let Some(index) = places.free.pop_front() {
             return self.entry(index);
         }
-        let index = places.used;
+        let index = self.used.load(Ordering::Relaxed);
         let chunk = self.chunks.get(index as usize / CHUNK)?;
         if chunk.load(Ordering::Relaxed).is_null() {
             let fresh: Vec<Entry<T>> = (0..CHUNK).map(|_| Entry::default()).collect();
@@ -103,9 +104,9 @@ impl<T: Default + Sync> Table<T> {
                 Ordering::Release,
             );
         }
-        places.used += 1;
         let entry = self.entry(index)?;
         entry.index.store(index, Ordering::Relaxed);
+        self.used.store(index + 1, Ordering::Release);
         Some(entry)
     }
 
@@ -179,13 +180,17 @@ impl<T: Default + Sync> Table<T> {
         Some(entry)
     }
 
+    /// All live objects, without a lock.
+    pub fn live(&self) -> impl Iterator<Item = &'static Entry<T>> {
+        (0..self.used.load(Ordering::Acquire))
+            .filter_map(|index| self.entry(index))
+            .filter(|entry| entry.handle() != 0)
+    }
+
     /// The handles of all live objects.
     pub fn handles(&self) -> Vec<u64> {
-        let used = self.places.lock().used;
-        (0..used)
-            .filter_map(|index| Some(self.entry(index)?.handle()))
-            .filter(|handle| *handle != 0)
-            .collect()
+        let handles = self.live().map(Entry::handle);
+        handles.filter(|handle| *handle != 0).collect()
     }
 
     /// Gives a retired or claimed entry back for the next handle.

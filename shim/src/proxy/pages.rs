@@ -10,23 +10,27 @@
 //! their content before, and only bytes that differ go to the device.
 //!
 //! The state is one, under one lock. A thread that holds it has all signals blocked, touches no managed memory and takes no
-//! lock under which other code of this library touches memory of the program.
+//! lock under which other code of this library touches memory of the program. It may have interrupted any code of its
+//! thread, since a signal handler may touch managed memory: it allocates from [`crate::fault_heap`], waits for no lock that
+//! this code may hold, and asks the server for memory only if it can ([`Session::may_request`]).
 
 mod along;
+mod apart;
 mod counts;
 mod guard;
 mod habits;
+pub mod prefetch;
 mod region;
 pub mod remote;
 mod stack;
 mod timer;
 
 use std::borrow::Cow;
-use std::ffi::{c_int, c_void};
+use std::ffi::c_void;
 use std::ops;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, Once};
 use std::time::{Duration, Instant};
 
 use along::{Fetched, Sent};
@@ -37,10 +41,10 @@ use mpsshim_proto::arena;
 use mpsshim_proto::message::memory::FileRegister;
 use mpsshim_proto::message::{Copy, Mark, Op, Range, Side};
 use mpsshim_proto::shm;
-use parking_lot::{Mutex, MutexGuard};
 use region::{Home, PIECE, Region, differences};
 use std::collections::BTreeMap;
 
+use crate::fault_heap::{self, Inside};
 use crate::ffi::Status;
 use crate::proxy::context::Context;
 use crate::proxy::memory;
@@ -49,6 +53,7 @@ use crate::proxy::submit::{Session, session};
 use crate::proxy::wait::{self, Policy};
 use crate::proxy::waited;
 use crate::store_hold;
+use crate::thread::locked;
 
 /// There is or was a region.
 pub static ANY: AtomicBool = AtomicBool::new(false);
@@ -72,15 +77,7 @@ static GRAPHS_SHARE: AtomicBool = AtomicBool::new(false);
 /// How many calls gave work to the device.
 static LAUNCHES: AtomicU64 = AtomicU64::new(0);
 
-static STATE: Mutex<State> = Mutex::new(State {
-    regions: BTreeMap::new(),
-    stream: None,
-    value: 0,
-    sent: None,
-    habits: Habits::new(),
-    place: None,
-    fetched: None,
-});
+static STATE: Mutex<State> = Mutex::new(State::new());
 
 #[derive(Debug)]
 struct State {
@@ -89,12 +86,16 @@ struct State {
     stream: Option<StreamRef>,
     /// Value of the last mark in its completion flag.
     value: u32,
+    /// Address in the host arena of [`apart::BUFFER`] bytes.
+    buffer: Option<u64>,
     /// Copies that a stream of the program may not have done yet.
     sent: Option<Sent>,
     habits: Habits,
     /// Address in the host arena of the memory for pieces that are fetched along.
     place: Option<u64>,
     fetched: Option<Fetched>,
+    /// Pieces of prefetches to the host that were not done yet.
+    wanted: Vec<prefetch::Pieces>,
 }
 
 /// A copy of managed memory: address on the device and in the host arena, and bytes.
@@ -124,57 +125,17 @@ impl Direction {
     }
 }
 
-/// The state, with signals blocked.
+/// The state, with signals blocked, and with memory that a handler may allocate and free.
 struct Locked {
     state: MutexGuard<'static, State>,
-    _signals: Blocked,
+    _inside: Inside,
 }
 
 fn lock() -> Locked {
-    let signals = Blocked::new();
+    let inside = Inside::new();
     Locked {
-        state: STATE.lock(),
-        _signals: signals,
-    }
-}
-
-/// Blocks signals of the calling thread until it is dropped, but for those of faults.
-struct Blocked(u64);
-
-/// Calls the kernel's `rt_sigprocmask`.
-fn change_mask(how: c_int, set: u64) -> u64 {
-    let mut before = 0u64;
-    // SAFETY: both sets are there and have 8 bytes.
-    unsafe {
-        libc::syscall(
-            libc::SYS_rt_sigprocmask,
-            how,
-            &raw const set,
-            &raw mut before,
-            8,
-        )
-    };
-    before
-}
-
-impl Blocked {
-    fn new() -> Blocked {
-        let bit = |signal: c_int| 1u64 << (signal - 1);
-        let faults = [
-            libc::SIGSEGV,
-            libc::SIGBUS,
-            libc::SIGFPE,
-            libc::SIGILL,
-            libc::SIGTRAP,
-        ];
-        let faults = faults.into_iter().map(bit).fold(0, |all, one| all | one);
-        Blocked(change_mask(libc::SIG_BLOCK, !faults))
-    }
-}
-
-impl Drop for Blocked {
-    fn drop(&mut self) {
-        change_mask(libc::SIG_SETMASK, self.0);
+        state: locked(&STATE),
+        _inside: inside,
     }
 }
 
@@ -234,7 +195,7 @@ fn give_all(session: &Session, stream: Option<StreamRef>) -> Status {
     store_hold::install();
     along::furnish(session);
     WAITING.fetch_add(1, Ordering::SeqCst);
-    drop(SHARING.lock());
+    drop(locked(&SHARING));
     let mut locked = lock();
     WAITING.fetch_sub(1, Ordering::SeqCst);
     locked.state.pass_sent(session, stream)?;
@@ -254,18 +215,26 @@ pub fn share(session: &Session, in_graph: bool) -> Status {
     if !any() || !lock().state.regions.values().any(|region| !region.shared) {
         return Ok(());
     }
-    let _sharing = SHARING.lock();
+    let _sharing = locked(&SHARING);
     // Launches that begin from now on see that there is something to do, and wait.
     ATTENDED.fetch_add(1, Ordering::SeqCst);
     let shared = share_all(session);
     ATTENDED.fetch_sub(1, Ordering::SeqCst);
     let chunks = shared?;
     for chunk in chunks {
-        if let Err(status) = memory::host_give_back(session, chunk) {
-            tracing::debug!(%status, "pages of managed memory were not freed");
-        }
+        give_back(session, chunk);
     }
     Ok(())
+}
+
+/// Frees the host's pages of a chunk: address and bytes.
+fn give_back(session: &Session, (host, len): (u64, u64)) {
+    if apart::is_apart(host) {
+        return apart::free(host, len);
+    }
+    if let Err(status) = memory::host_give_back(session, host) {
+        tracing::debug!(%status, "pages of managed memory were not freed");
+    }
 }
 
 /// The program uses a further device. Kernels of several devices may touch managed memory, which then is host memory.
@@ -297,7 +266,7 @@ pub fn share_for_graph(session: &Session) -> Status {
 }
 
 /// Returns the pages that are not used any more.
-fn share_all(session: &Session) -> Status<Vec<u64>> {
+fn share_all(session: &Session) -> Status<Vec<(u64, u64)>> {
     /// How long calls may take that have begun to give work to the device. They may wait for a thread that waits for the
     /// lock.
     const MOMENT: Duration = Duration::from_millis(1);
@@ -325,6 +294,7 @@ pub fn observe(session: &Session) {
         drop_provisional(session);
     }
     along::observe(session);
+    prefetch::observe(session);
 }
 
 #[cold]
@@ -382,10 +352,12 @@ pub fn prepare(session: &Session, context: &'static Context) -> Status {
     if lock().state.stream.is_some() {
         return Ok(());
     }
+    let buffer = memory::host_alloc_of_pages(session, context.server_device, apart::BUFFER)?;
     let made = stream::create(session, context.home(), CU_STREAM_NON_BLOCKING, 0, false)?;
     let mut locked = lock();
     if locked.state.stream.is_none() {
         locked.state.stream = Some(made);
+        locked.state.buffer = Some(buffer);
         locked.state.value = session.flag(made.slot()).load(Ordering::Acquire);
     }
     Ok(())
@@ -409,10 +381,8 @@ pub fn remove(session: &Session, start: u64) -> bool {
         guard::wake((region.start, region.len));
         region
     };
-    for chunk in region.chunks.iter().copied().flatten() {
-        if let Err(status) = memory::host_give_back(session, chunk) {
-            tracing::debug!(%status, "pages of managed memory were not freed");
-        }
+    for chunk in region.furnished() {
+        give_back(session, chunk);
     }
     region.shared
 }
@@ -445,16 +415,6 @@ pub fn settle(start: u64) {
         }
     }
     locked.state.forget_habits(start);
-}
-
-/// The host will use these addresses next (`cuMemPrefetchAsync` to the host).
-pub fn expect(address: u64, len: u64) {
-    let mut locked = lock();
-    if let Some(region) = locked.state.region(address) {
-        let end = (address + len).min(region.start + region.len);
-        let pieces = region.piece_of(address)..region.piece_of(end - 1) + 1;
-        region.expect(pieces);
-    }
 }
 
 /// A thread of this process has faulted at an address. Returns whether the access is to be repeated. Async-signal-safe in a
@@ -508,6 +468,7 @@ pub fn leave() {
     ANY.store(false, Ordering::SeqCst);
     guard::leave();
     remote::leave();
+    fault_heap::leave();
 }
 
 /// Makes a piece accessible. Returns whether the access is to be repeated.
@@ -577,6 +538,16 @@ fn attend(region: &mut Region) {
     }
 }
 
+/// Pieces get another home, and the provisional ones among them count as such no more.
+fn clear_provisional(region: &mut Region, pieces: &ops::Range<usize>) {
+    let mut provisional = 0;
+    for piece in pieces.clone() {
+        provisional += u32::from(region.home(piece).is_provisional());
+        region.twins.remove(&piece);
+    }
+    PROVISIONAL.fetch_sub(provisional, Ordering::SeqCst);
+}
+
 /// Whether the device may be changing a region.
 fn is_in_use(session: &Session, region: &Region) -> bool {
     LAUNCHES.load(Ordering::SeqCst) != region.born
@@ -623,6 +594,20 @@ fn map_again(host: u64, start: u64, len: u64) -> bool {
 }
 
 impl State {
+    const fn new() -> State {
+        State {
+            regions: BTreeMap::new(),
+            stream: None,
+            value: 0,
+            buffer: None,
+            sent: None,
+            habits: Habits::new(),
+            place: None,
+            fetched: None,
+            wanted: Vec::new(),
+        }
+    }
+
     /// The region of an address.
     fn region(&mut self, address: u64) -> Option<&mut Region> {
         let (_, region) = self.regions.range_mut(..=address).next_back()?;
@@ -637,12 +622,21 @@ impl State {
         let stream = self.stream.ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         // Marks in one flag rise only in the order of their execution.
         self.pass_sent(session, None)?;
+        let mut sent = false;
         for part in parts {
+            if apart::is_apart(part.1) {
+                self.copy_apart(session, *part, direction)?;
+                continue;
+            }
+            sent = true;
             let body = Copy {
                 stream: stream.handle(),
                 ..direction.copy(*part)
             };
             session.put_express(Op::Copy, &body)?;
+        }
+        if !sent {
+            return Ok(());
         }
         self.value = self.value.wrapping_add(1);
         let body = Mark {
@@ -661,10 +655,13 @@ impl State {
         }
         let (start, len) = region.chunk(chunk);
         let device = memory::server_device_of(start).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        let host = memory::host_alloc_of_pages(session, device, len)?;
+        let host = match session.may_request() {
+            true => memory::host_alloc_of_pages(session, device, len)?,
+            false => apart::alloc(len)?,
+        };
         if !map_again(host, start, len) || !guard::attach(host, (start, len)) {
             clear(start, len);
-            let _ = memory::host_give_back(session, host);
+            give_back(session, (host, len));
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         region.chunks[chunk] = Some(host);
@@ -744,26 +741,32 @@ impl State {
 
     /// Gives the device all that the host has changed, and protects all pages. `stream`: it is given work next.
     fn give_all(&mut self, session: &Session, stream: Option<StreamRef>) -> Status {
-        self.give(session, |_| true, stream)
+        self.give(session, |_| true, None, stream)
     }
 
     /// Gives the device the changes that the host has made beside it, and protects pages that may be old.
     fn drop_provisional(&mut self, session: &Session) -> Status {
-        self.give(session, Home::is_provisional, None)
+        self.give(session, Home::is_provisional, None, None)
     }
 
-    /// Gives the device the pieces with such homes.
+    /// Gives the device the pieces with such homes, of all or of these.
     fn give(
         &mut self,
         session: &Session,
         which: fn(Home) -> bool,
+        within: Option<&prefetch::Pieces>,
         stream: Option<StreamRef>,
     ) -> Status {
         let mut parts = Vec::new();
         let mut given: Vec<(u64, ops::Range<usize>)> = Vec::new();
         let mut denied = true;
-        for region in self.regions.values().filter(|region| region.attended) {
-            let runs = region.runs();
+        let all = self.regions.values().filter(|region| region.attended);
+        for region in all {
+            let runs = match within {
+                Some((start, _)) if *start != region.start => continue,
+                Some((_, pieces)) => region.runs_in(pieces),
+                None => region.runs(),
+            };
             let mut runs = runs
                 .into_iter()
                 .filter(|(_, home)| *home != Home::Device && which(*home))
@@ -795,18 +798,13 @@ impl State {
             self.take_back(given);
             return copied;
         }
-        let mut provisional = 0;
         for (start, span) in given {
             let Some(region) = self.regions.get_mut(&start) else {
                 continue;
             };
-            for piece in span.clone() {
-                provisional += u32::from(region.home(piece).is_provisional());
-                region.twins.remove(&piece);
-            }
+            clear_provisional(region, &span);
             region.set(span, Home::Device);
         }
-        PROVISIONAL.fetch_sub(provisional, Ordering::SeqCst);
         for region in self.regions.values_mut() {
             if region.attended && region.is_on_device() {
                 region.attended = false;
@@ -817,7 +815,7 @@ impl State {
     }
 
     /// Makes all regions host memory. Nothing is in flight. Returns the pages that are not used any more.
-    fn share(&mut self, session: &Session) -> Status<Vec<u64>> {
+    fn share(&mut self, session: &Session) -> Status<Vec<(u64, u64)>> {
         self.give_all(session, None)?;
         let mut unused = Vec::new();
         let starts: Vec<u64> = self.regions.keys().copied().collect();
@@ -852,7 +850,8 @@ impl State {
                 continue;
             };
             region.share();
-            unused.extend(region.chunks.iter_mut().filter_map(Option::take));
+            unused.extend(region.furnished());
+            region.chunks.fill(None);
             tracing::info!(
                 start = format_args!("{start:#x}"),
                 len,

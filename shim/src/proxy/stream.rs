@@ -355,11 +355,17 @@ pub fn all() -> Vec<StreamRef> {
         .collect()
 }
 
-/// Whether any stream but this one was given work that is not known to be complete. Destroyed streams count too.
+/// Streams that are being destroyed.
+static ENDING: AtomicU32 = AtomicU32::new(0);
+
+/// Whether any stream but this one was given work that is not known to be complete. Destroyed streams count too. Takes no
+/// lock, so that handlers of faults may ask.
 pub fn any_busy_but(session: &Session, except: Option<StreamRef>) -> bool {
-    let counts = |stream: &StreamRef| except.is_none_or(|other| other.handle() != stream.handle());
-    let mut others = all().into_iter().filter(counts);
-    others.any(|stream| stream.is_busy()) || session.may_have_retiring()
+    let counts = |stream: &StreamRef| except.is_none_or(|other| !std::ptr::eq(other, *stream));
+    let mut others = STREAMS.live().filter(counts);
+    others.any(|stream| stream.is_busy())
+        || ENDING.load(Ordering::SeqCst) != 0
+        || session.may_have_retiring()
 }
 
 /// Whether any stream was given work that is not known to be complete. Destroyed streams count too.
@@ -371,21 +377,26 @@ pub fn any_busy(session: &Session) -> bool {
 pub fn destroy(session: &Session, handle: u64) -> Status {
     let entry = STREAMS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
     let mut ring = session.ring()?;
-    let entry = STREAMS
-        .retire(entry.handle())
-        .ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+    ENDING.fetch_add(1, Ordering::SeqCst);
+    let done = destroy_with(session, &mut ring, entry);
+    ENDING.fetch_sub(1, Ordering::SeqCst);
+    done
+}
+
+fn destroy_with(session: &Session, ring: &mut Ring<'_>, entry: StreamRef) -> Status {
+    let handle = entry.handle();
+    let entry = STREAMS.retire(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
     let captured = entry.is_capturing();
     // The last mark tells when the slot may be reused, and lets other threads wait for work that still runs.
     let last = if !captured
         && entry.is_busy()
         && entry.own.marked.load(Ordering::Relaxed) < entry.own.submitted.load(Ordering::Relaxed)
     {
-        mark_in(&mut ring, entry, handle)?
+        mark_in(ring, entry, handle)?
     } else {
         entry.last_mark()
     };
     ring.put(Op::StreamDestroy, 0, &Object { object: handle }, &[])?;
-    drop(ring);
     entry.set_capture(0);
     session.retire_slot(last.slot, last.value);
     STREAMS.recycle(entry);

@@ -2,11 +2,13 @@
 //!
 //! The ring has one producer, so its lock orders the client's threads, which is the order CUDA promises them.
 //! Code that changes a stream's counts (`crate::proxy::stream`) holds that lock.
+//!
+//! The locks are the standard library's, which allocate nothing when a thread waits for one: handlers of faults use them.
 
 use crate::proxy::wait::LOOK_AGAIN;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
-use std::sync::{Once, OnceLock};
+use std::sync::{Mutex, MutexGuard, Once, OnceLock};
 use std::time::{Duration, Instant};
 
 use mpsshim_api::cuda::{
@@ -20,12 +22,12 @@ use mpsshim_proto::segment::{
     ANSWER, ANSWER_LEN, Header, RETURNED, RingMemory, STAGING, flag_offset, state,
 };
 use mpsshim_proto::shm::{self, Doorbell};
-use parking_lot::{Mutex, MutexGuard};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::ffi::Status;
 use crate::proxy::slots::Slots;
 use crate::proxy::{pages, printing};
+use crate::thread::{self, Requesting, locked, try_locked};
 
 /// Messages between two checks of the socket.
 const MESSAGES_PER_LOOK: u32 = 256;
@@ -157,27 +159,27 @@ impl Session {
 
     /// A completion flag for one use, and the value it holds; `None`: all are in use.
     pub fn take_slot(&self) -> Option<(u32, u32)> {
-        self.slots.lock().take(|slot| self.flag_value(slot))
+        locked(&self.slots).take(|slot| self.flag_value(slot))
     }
 
     /// Gives back a slot whose completion flag no submitted mark will write.
     pub fn put_back_slot(&self, slot: u32) {
-        self.slots.lock().put_back(slot, self.flag_value(slot));
+        locked(&self.slots).put_back(slot, self.flag_value(slot));
     }
 
     /// A slot may be reused once the GPU has written `value`.
     pub fn retire_slot(&self, slot: u32, value: u32) {
-        self.slots.lock().retire(slot, value);
+        locked(&self.slots).retire(slot, value);
     }
 
     /// Retired slots that may not be used yet, with the values to come.
     pub fn retiring_slots(&self) -> Vec<(u32, u32)> {
-        self.slots.lock().retiring(|slot| self.flag_value(slot))
+        locked(&self.slots).retiring(|slot| self.flag_value(slot))
     }
 
     /// Whether work of destroyed streams may be in flight. Does not wait: true while another thread has the slots.
     pub fn may_have_retiring(&self) -> bool {
-        let slots = self.slots.try_lock();
+        let slots = try_locked(&self.slots);
         slots.is_none_or(|slots| slots.any_in_flight(|slot| self.flag_value(slot)))
     }
 
@@ -254,7 +256,7 @@ impl Session {
     /// Writes the last output of this program's kernels. Nothing else comes over the socket after the session has
     /// ended.
     fn pass_on_last_words(&self) {
-        let mut words = self.last_words.lock().take();
+        let mut words = locked(&self.last_words).take();
         loop {
             let mut note = DescriptorNote::new_zeroed();
             match shm::recv_packet(self.socket.as_fd(), note.as_mut_bytes(), false) {
@@ -300,7 +302,7 @@ impl Session {
         self.check()?;
         Ok(Ring {
             session: self,
-            sender: self.sender.lock(),
+            sender: locked(&self.sender),
         })
     }
 
@@ -310,11 +312,29 @@ impl Session {
     /// The session's, once it has ended.
     pub fn try_ring(&self) -> Status<Option<Ring<'_>>> {
         self.check()?;
-        let sender = self.sender.try_lock();
+        let sender = try_locked(&self.sender);
         Ok(sender.map(|sender| Ring {
             session: self,
             sender,
         }))
+    }
+
+    /// Whether this thread may wait for the locks of a request, in the handler of a fault: not if the code that it has
+    /// interrupted holds them.
+    pub fn may_request(&self) -> bool {
+        /// Threads hold the ring for less, unless it is full.
+        const PATIENCE: Duration = Duration::from_millis(20);
+        if thread::is_requesting() {
+            return false;
+        }
+        let began = Instant::now();
+        while try_locked(&self.sender).is_none() {
+            if began.elapsed() > PATIENCE {
+                return false;
+            }
+            std::thread::yield_now();
+        }
+        true
     }
 
     /// Submits an asynchronous command that belongs to no stream.
@@ -327,7 +347,7 @@ impl Session {
     /// # Errors
     /// The session's, once it has ended.
     pub fn put_express<T: IntoBytes + Immutable>(&self, op: Op, body: &T) -> Status {
-        let mut express = self.express.lock();
+        let mut express = locked(&self.express);
         let body = body.as_bytes();
         let mut round = 0u32;
         let room = loop {
@@ -373,7 +393,8 @@ impl Session {
         trailing: &[u8],
     ) -> Status<Answer> {
         let trailing = &*pages::own(trailing);
-        let mut requests = self.requests.lock();
+        let _requesting = Requesting::new();
+        let mut requests = locked(&self.requests);
         *requests += 1;
         self.exchange(op, 0, body, trailing)
     }
@@ -388,7 +409,8 @@ impl Session {
         len: u64,
     ) -> Status<Answer> {
         let trailing = &*pages::own(trailing);
-        let mut requests = self.requests.lock();
+        let _requesting = Requesting::new();
+        let mut requests = locked(&self.requests);
         *requests += 1;
         let note = DescriptorNote {
             token: *requests,
@@ -406,7 +428,8 @@ impl Session {
         op: Op,
         body: &T,
     ) -> Status<(Answer, OwnedFd)> {
-        let mut requests = self.requests.lock();
+        let _requesting = Requesting::new();
+        let mut requests = locked(&self.requests);
         *requests += 1;
         let answer = self.exchange(op, *requests, body, &[])?;
         answer.status.ok()?;
@@ -420,7 +443,7 @@ impl Session {
             }
             if note.token == LAST_WORDS {
                 // The session has ended by now; the thread that notices it writes the output.
-                *self.last_words.lock() = descriptors.pop().map(|file| (file, note.len));
+                *locked(&self.last_words) = descriptors.pop().map(|file| (file, note.len));
                 continue;
             }
             if len != size_of::<DescriptorNote>() || note.token != *requests {

@@ -23,6 +23,7 @@ mod operator;
 mod operator_limits;
 mod outlive;
 mod pages;
+mod pinned;
 mod prompt;
 mod proxy;
 mod quarantine;

@@ -212,6 +212,41 @@ fn the_host_uses_the_edges_of_blocks_after_each_kernel() {
 }
 
 #[test]
+fn prefetched_and_discarded_blocks() {
+    mode("prefetch");
+}
+
+#[test]
+fn memory_prefetched_to_the_host_is_there_when_the_program_has_waited() {
+    let place = daemon();
+    for way in ["signal", "userfaultfd"] {
+        let mut program = preloaded(artifact("managed"), place.pipe());
+        program.args(["prefetch", "--seconds", "60", "--most", "60000"]);
+        program.args(["--without", "writes"]);
+        let run = Running::start(program.env("MPSSHIM_MANAGED_FAULTS", way));
+        let pid = run.pid().to_string();
+        let copies_and_faults = || {
+            let rows = place.ps();
+            let row = rows.iter().find(|row| row["pid"] == pid)?;
+            let number = |name: &str| row[name].parse::<f64>().expect(name);
+            Some((number("managed_to_host_copies"), number("managed_faults")))
+        };
+        let mut last = (0.0, 0.0);
+        wait_until("many copies", || {
+            last = copies_and_faults().unwrap_or_default();
+            last.0 > 600.0
+        });
+        // A new block every 40 rounds has a fault when the host fills it; without prefetches each round has one more.
+        let (copies, faults) = last;
+        assert!(
+            faults * 4.0 < copies,
+            "{way}: {faults} faults, {copies} copies"
+        );
+        run.kill();
+    }
+}
+
+#[test]
 fn edges_are_fetched_with_waits() {
     let place = daemon();
     for way in ["signal", "userfaultfd"] {

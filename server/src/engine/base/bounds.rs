@@ -119,7 +119,8 @@ bounds! {
     OPENED: usize = 1 << 16, Count, "allocations of others that are open",
         "as those shared";
     HOST_SPARE: u64 = 256 << 20, Bytes, "bytes of pinned memory kept after it was freed",
-        "registering costs milliseconds, and is done again for the next request of the same size";
+        "a sixteenth of its user's bound if that is less; registering costs milliseconds, and is spared at the next \
+         request of the same size";
     PRINTED: usize = 16 << 20, Bytes, "bytes of printed text that was not fetched",
         "sixteen times the driver's usual buffer, which loses its oldest text too";
     PRINT_BUFFER: u64 = 64 << 20, Bytes, "bytes of the driver's buffer for printing",

@@ -5,7 +5,7 @@ use crate::engine::base::bounds;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::jit::JitOptions;
-use crate::engine::gpu::host::is_affordable;
+use crate::engine::base::pinned::is_affordable;
 use crate::engine::images::contents::is_whole;
 use crate::engine::objects::links::{Link, LinkThread};
 use crate::engine::session::Session;

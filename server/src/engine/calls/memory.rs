@@ -5,6 +5,10 @@ use crate::engine::base::account::Memory;
 use crate::engine::base::bounds;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
+use crate::engine::base::pinned::Pin;
+use crate::engine::base::side;
+use crate::engine::gpu::devices::Device;
+use crate::engine::gpu::host::HostBlock;
 use crate::engine::lasting::memory as lasting;
 use crate::engine::lasting::memory::Place;
 use crate::engine::session::Session;
@@ -16,10 +20,12 @@ use mpsshim_proto::message::{Attach, HostAlloc, MANAGED, MemGrant, MemInfo, Poin
 use mpsshim_proto::shm;
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// How long freeing memory may block a slow-lane thread until the session's work completes.
+/// How long freeing memory may block a slow-lane thread until the session's work completes, and how long a message that
+/// waits for pinned memory does each time.
 const SETTLING: Duration = Duration::from_micros(100);
 /// How long `cuMemGetInfo` waits for memory that the client has freed.
 const MOMENT: Duration = Duration::from_millis(50);
@@ -211,19 +217,12 @@ impl Session {
             .max(1)
             .checked_next_multiple_of(4096)
             .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        let mut block = match self
-            .objects
-            .host_spare
-            .iter()
-            .position(|block| block.len() == len)
-        {
+        let spare = &self.objects.host_spare;
+        let mut block = match spare.iter().position(|block| block.len() == len) {
             Some(at) => self.objects.host_spare.swap_remove(at),
-            None => shared.gpu.take_block(
-                (&self.account, &self.shared.held_files, self.shared.info.uid),
-                device,
-                len,
-            )?,
+            None => self.new_block(shared, device, len)?,
         };
+        block.pin.set_idle(false);
         let note = DescriptorNote {
             token: message.token,
             len,
@@ -237,6 +236,7 @@ impl Session {
             len,
         };
         if sent.is_err() {
+            block.pin.set_idle(true);
             self.objects.host_spare.push(block);
             return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
         }
@@ -260,12 +260,84 @@ impl Session {
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         self.describe_host_end(&shared.images, body.start);
         block.set_managed(false);
+        block.pin.set_idle(true);
         self.objects.host_spare.push(block);
         Ok(())
     }
 
+    /// Pinned memory that is not the session's spare. Its pages are populated a few at a time. While other sessions
+    /// wait for the slow lane the message waits behind them, and when the session has ended it is not executed again.
+    fn new_block(
+        &mut self,
+        shared: &Shared,
+        device: &Device,
+        len: u64,
+    ) -> Result<HostBlock, CallError> {
+        let (gpu, own) = (&shared.gpu, self.shared.clone());
+        let begun = self.objects.host_begun.take();
+        let mut begun = match begun {
+            Some(begun) if begun.len() == len => begun,
+            other => {
+                // The client has changed its message.
+                if let Some(other) = other {
+                    gpu.arena.abandon(other);
+                }
+                let payers = (&self.account, &own.held_files, own.info.uid);
+                if let Some(block) = gpu.take_spare_block(payers, len)? {
+                    return Ok(block);
+                }
+                let pin = self.pin(shared, len)?;
+                gpu.begin_block((&self.account, &own.held_files), pin, len)?
+            }
+        };
+        let is_populated = begun.populate(|| {
+            own.hung_up.load(Ordering::Relaxed)
+                || gpu.is_lost()
+                || shared.lanes.slow.is_wanted()
+                || shared.fate.is_resting()
+                || shared.fate.stopping.load(Ordering::Relaxed)
+        });
+        if !is_populated {
+            self.objects.host_begun = Some(begun);
+            self.say_whether_at_work(gpu);
+            return Err(CallError::Full);
+        }
+        let block = side::on_main(|| gpu.arena.complete(&gpu.driver, device, begun));
+        Ok(block?)
+    }
+
+    /// Counts memory that is about to be pinned for the session's user. If memory that no session uses takes the room,
+    /// the message waits until it is unregistered, but not forever.
+    ///
+    /// # Errors
+    /// [`CallError::Full`] while the message waits; `CUDA_ERROR_OUT_OF_MEMORY` beyond the user's bound.
+    pub fn pin(&mut self, shared: &Shared, bytes: u64) -> Result<Pin, CallError> {
+        let beyond = match shared.gpu.pinned.take(self.shared.info.uid, bytes) {
+            Ok(pin) => {
+                self.flow.short_of_pinned_since = None;
+                return Ok(pin);
+            }
+            Err(beyond) => beyond,
+        };
+        let since = self.flow.short_of_pinned_since;
+        if beyond.is_temporary && since.is_none_or(|since| since.elapsed() < PATIENCE) {
+            self.flow.short_of_pinned_since = since.or_else(|| Some(Instant::now()));
+            // Unregistering needs a quiescent point, so the session must not seem at work.
+            self.say_whether_at_work(&shared.gpu);
+            std::thread::sleep(SETTLING);
+            return Err(CallError::Full);
+        }
+        self.flow.short_of_pinned_since = None;
+        tracing::warn!("Client {}: {beyond}", self.shared.info);
+        Err(CUDA_ERROR_OUT_OF_MEMORY.into())
+    }
+
     /// Removes spare pinned memory beyond the limit for reuse, oldest first.
-    pub fn take_surplus_host(&mut self) -> Vec<crate::engine::gpu::host::HostBlock> {
+    pub fn take_surplus_host(&mut self, shared: &Shared) -> Vec<HostBlock> {
+        let most = match self.flow.short_of_pinned_since {
+            None => bounds::HOST_SPARE.min(shared.gpu.pinned.most_kept(self.shared.info.uid)),
+            Some(_) => 0,
+        };
         let mut kept: u64 = self
             .objects
             .host_spare
@@ -273,7 +345,7 @@ impl Session {
             .map(|block| block.len())
             .sum();
         let mut surplus = Vec::new();
-        while kept > bounds::HOST_SPARE && !self.objects.host_spare.is_empty() {
+        while kept > most && !self.objects.host_spare.is_empty() {
             let block = self.objects.host_spare.remove(0);
             kept -= block.len();
             surplus.push(block);
@@ -314,8 +386,15 @@ mod tests {
     use crate::engine::testing::{
         FAULT, Fixture, Function, counts, fails, obeys, obeys_with_handle, records,
     };
+    use crate::engine::threads::slow::SlowTask;
+    use mpsshim_control::closers::Stranger;
+    use mpsshim_model::client::Credentials;
     use mpsshim_proto::arena::DEVICE_ARENA;
+    use mpsshim_proto::handshake::ClientHello;
     use mpsshim_proto::message::Op;
+    use mpsshim_proto::segment::SEGMENT_LEN;
+    use std::os::unix::net::UnixStream;
+    use zerocopy::FromZeros;
 
     const UNIT: u64 = 2 << 20;
     const SOME: MemGrant = MemGrant {
@@ -562,6 +641,121 @@ mod tests {
         test.orders(CUDA_SUCCESS);
         assert_eq!(test.status(Op::HostAlloc, &body, &[]), CUDA_SUCCESS);
         assert_eq!((test.held(), test.held_host()), (0, 8192));
+    }
+
+    const MIB: u64 = 1 << 20;
+
+    fn pinned(len: u64) -> HostAlloc {
+        HostAlloc { len, ..PINNED }
+    }
+
+    /// Bytes that the session's user has in pinned memory, beside the session's segment.
+    fn pinned_of_user(test: &Fixture) -> u64 {
+        test.shared.gpu.pinned.held(0) - SEGMENT_LEN as u64
+    }
+
+    #[test]
+    fn a_user_has_no_more_pinned_memory_than_its_bound() {
+        let functions = [("cuMemHostRegister_v2", counts as Function)];
+        let mut test = Fixture::with_host_memory(16 * MIB, &functions);
+        let first = test.pinned(8 * MIB);
+        let beyond = test.status(Op::HostAlloc, &pinned(8 * MIB + 1), &[]);
+        assert_eq!((beyond, test.calls()), (CUDA_ERROR_OUT_OF_MEMORY, 1));
+        assert_eq!(test.held_host(), 8 * MIB, "a refusal counts nothing");
+        test.pinned(8 * MIB);
+        assert_eq!(pinned_of_user(&test), 16 * MIB);
+        let managed = HostAlloc {
+            flags: MANAGED,
+            ..pinned(1)
+        };
+        let beyond = test.status(Op::HostAlloc, &managed, &[]);
+        assert_eq!(beyond, CUDA_ERROR_OUT_OF_MEMORY);
+        // Freed memory is reused at once if the size is the same, and after it was unregistered otherwise.
+        let range = Range {
+            start: first,
+            len: 8 * MIB,
+        };
+        assert_eq!(test.status(Op::HostFree, &range, &[]), CUDA_SUCCESS);
+        assert_eq!(test.pinned(8 * MIB), first);
+        assert_eq!(test.status(Op::HostFree, &range, &[]), CUDA_SUCCESS);
+        let waits = test.handle(Op::HostAlloc, &pinned(4 * MIB), &[]);
+        assert!(matches!(waits, Err(CallError::Full)));
+        let shared = test.shared.clone();
+        for block in test.session.take_surplus_host(&shared) {
+            shared.gpu.arena.free(&shared.gpu.driver, block);
+        }
+        assert_eq!(pinned_of_user(&test), 8 * MIB);
+        test.pinned(4 * MIB);
+        assert_eq!(pinned_of_user(&test), 12 * MIB);
+    }
+
+    #[test]
+    fn unused_memory_of_a_session_that_has_ended_is_reused_within_the_bound() {
+        let mut test = Fixture::with_host_memory(16 * MIB, &[]);
+        let start = test.pinned(16 * MIB);
+        let block = test.session.objects.host.remove(&start).expect("a block");
+        test.shared.gpu.spare.put_block(0, block);
+        let other = test.handle(Op::HostAlloc, &pinned(MIB), &[]);
+        assert!(matches!(other, Err(CallError::Full)), "room will come");
+        // The client that this file was sent to still has it open, so another one does not get it.
+        let same = test.handle(Op::HostAlloc, &pinned(16 * MIB), &[]);
+        assert!(matches!(same, Err(CallError::Full)));
+        assert_eq!(pinned_of_user(&test), 16 * MIB);
+        drop(test.shared.gpu.spare.take_all());
+        assert_eq!(pinned_of_user(&test), 0);
+    }
+
+    #[test]
+    fn pinned_memory_that_is_not_made_counts_nothing() {
+        let functions = [("cuMemHostRegister_v2", obeys as Function)];
+        let mut test = Fixture::with_host_memory(16 * MIB, &functions);
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let status = test.status(Op::HostAlloc, &pinned(16 * MIB), &[]);
+        assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED);
+        assert_eq!((pinned_of_user(&test), test.held_host()), (0, 0));
+        test.orders(CUDA_SUCCESS);
+        test.pinned(16 * MIB);
+    }
+
+    #[test]
+    fn population_stops_when_the_client_has_gone() {
+        let mut test = Fixture::new(&[("cuMemHostRegister_v2", counts as Function)]);
+        test.session.shared.hung_up.store(true, Ordering::Relaxed);
+        let stopped = test.handle(Op::HostAlloc, &pinned(64 * MIB), &[]);
+        assert!(matches!(stopped, Err(CallError::Full)));
+        assert_eq!(test.calls(), 0, "nothing is registered");
+        let begun = test.session.objects.host_begun.take().expect("a block");
+        assert_eq!((begun.len(), pinned_of_user(&test)), (64 * MIB, 64 * MIB));
+        test.shared.gpu.arena.abandon(begun);
+        assert_eq!((pinned_of_user(&test), test.held_host()), (0, 0));
+    }
+
+    #[test]
+    fn population_gives_way_to_others_on_the_slow_lane() {
+        let mut test = Fixture::new(&[("cuMemHostRegister_v2", counts as Function)]);
+        let (socket, _peer) = UnixStream::pair().expect("sockets");
+        let who = Credentials {
+            pid: 1,
+            uid: 0,
+            gid: 0,
+        };
+        let hello = Box::new(ClientHello::new_zeroed());
+        let task = SlowTask::Setup(Stranger::new(socket.into(), 0), hello, who);
+        test.shared.lanes.slow.send(task);
+        let mut waited = 0;
+        while let Err(CallError::Full) = test.handle(Op::HostAlloc, &pinned(16 * MIB), &[]) {
+            waited += 1;
+            assert!(waited < 1000 && test.calls() == 0);
+        }
+        assert!(waited > 1);
+        assert_eq!((test.session.objects.host.len(), test.calls()), (1, 1));
+        assert_eq!(pinned_of_user(&test), 16 * MIB);
+        // A client that changes its message while it waits gets memory of the new size, and the old one is gone.
+        let waits = test.handle(Op::HostAlloc, &pinned(32 * MIB), &[]);
+        assert!(matches!(waits, Err(CallError::Full)));
+        let changed = test.status(Op::HostAlloc, &pinned(4 * MIB), &[]);
+        assert_eq!(changed, CUDA_SUCCESS);
+        assert_eq!(pinned_of_user(&test), 20 * MIB);
     }
 
     #[test]

@@ -8,6 +8,7 @@ use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side;
 use crate::engine::calls::virtual_memory::may_be_exported_memory;
 use crate::engine::lasting::memory as lasting;
+use crate::engine::objects::files::{Payment, bytes_mapped};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::undertaker::Buried;
@@ -20,7 +21,7 @@ use mpsshim_proto::message::memory::{
 };
 use mpsshim_proto::message::{Object, Range};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, atomic};
 use zerocopy::{FromBytes, IntoBytes};
 
 impl Session {
@@ -193,10 +194,19 @@ impl Session {
         if managed && self.has_work_in_flight(&shared.gpu) {
             return Err(CallError::Full);
         }
+        let pin = match self.pin(shared, body.len) {
+            Err(CallError::Full) => return Err(CallError::Full),
+            pin => pin,
+        };
         let fd = self.receive_descriptor(message.token)?;
         let behind = message.behind::<FileRegister>()?;
         let parts = parts(&body, &behind)?;
         let device = shared.gpu.device(body.device)?;
+        if pin.is_err() {
+            // An invalid file is reported as such, however long it is said to be.
+            bytes_mapped(&fd, &parts, body.address)?;
+        }
+        let pin = pin?;
         let place = shared.gpu.place_to_register(&self.shared.held_files)?;
         let mut charge = self.account.take(Memory::Host, body.len)?;
         if managed {
@@ -204,11 +214,15 @@ impl Session {
             self.vacate(shared, &body)?;
         }
         let writable = body.flags & CU_MEMHOSTREGISTER_READ_ONLY == 0;
-        let (driver, paid) = (&shared.gpu.driver, (charge, place));
+        let driver = &shared.gpu.driver;
+        let paid = Payment { charge, pin, place };
+        let own = self.shared.clone();
+        let has_ended = || own.hung_up.load(atomic::Ordering::Relaxed);
         let file = side::on_main(|| {
             device.make_current(driver)?;
             let arena = &shared.gpu.arena;
-            arena.register_file(driver, &fd, &parts, body.address, writable, paid)
+            let wish = (body.address, writable);
+            arena.register_file(driver, &fd, &parts, wish, paid, &has_ended)
         });
         let file = file.map_err(|status| match managed {
             // Its memory is gone.
@@ -249,7 +263,7 @@ impl Session {
             .files
             .remove(&body.object)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        shared.lanes.bury(Buried::File(file));
+        shared.lanes.bury(Buried::File(file.leave()));
         Ok(())
     }
 
@@ -852,6 +866,47 @@ mod tests {
             assert_eq!((told, test.calls(), test.held_host()), (status, 1, 0));
         }
         assert_eq!(test.session.objects.files.len(), 0);
+    }
+
+    #[test]
+    fn files_count_for_the_user_until_they_are_unregistered() {
+        let functions = [("cuMemHostRegister_v2", counts as Function)];
+        let mut test = Fixture::with_host_memory(8192, &functions);
+        let pages = FileRegister {
+            len: 8192,
+            ..page()
+        };
+        let register = |test: &mut Fixture, body: &FileRegister| {
+            test.sends(sealed(&[0; 8192]));
+            test.handle(Op::FileRegister, body, &[])
+        };
+        test.sends(sealed(&[0; 8192]));
+        let object: u64 = test.reply(Op::FileRegister, &page(), &[]).expect("a file");
+        let refused = register(&mut test, &pages);
+        let full = CUDA_ERROR_OUT_OF_MEMORY;
+        assert!(matches!(refused, Err(CallError::Status(status)) if status == full));
+        assert_eq!((test.calls(), test.held_host()), (1, 4096));
+        let file = Object { object };
+        assert_eq!(test.status(Op::FileUnregister, &file, &[]), CUDA_SUCCESS);
+        let waits = register(&mut test, &pages);
+        assert!(matches!(waits, Err(CallError::Full)), "room will come");
+        assert_eq!(test.buried(), 1);
+        // The descriptor of the message that waited is still there.
+        test.claims_descriptor();
+        let status = test.status(Op::FileRegister, &pages, &[]);
+        assert_eq!((status, test.calls()), (CUDA_SUCCESS, 1));
+    }
+
+    #[test]
+    fn the_pages_of_a_file_are_not_populated_for_a_client_that_has_gone() {
+        let functions = [("cuMemHostRegister_v2", counts as Function)];
+        let mut test = Fixture::new(&functions);
+        let own = test.session.shared.clone();
+        own.hung_up.store(true, atomic::Ordering::Relaxed);
+        test.sends(sealed(&[0; 4096]));
+        let status = test.status(Op::FileRegister, &page(), &[]);
+        assert_eq!((status, test.calls()), (CUDA_ERROR_OUT_OF_MEMORY, 0));
+        assert_eq!((test.held_host(), test.session.objects.files.len()), (0, 0));
     }
 
     #[test]

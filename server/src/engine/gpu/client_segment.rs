@@ -2,6 +2,7 @@
 
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::memory_file::MemoryFile;
+use crate::engine::base::pinned::Pin;
 use crate::engine::gpu::host::Registration;
 use mpsshim_api::cuda::CUdeviceptr;
 use mpsshim_proto::segment::{self, Header, RingMemory};
@@ -14,6 +15,9 @@ pub struct Segment {
     pub registration: Registration,
     /// The memory file.
     pub file: MemoryFile,
+    /// Counts it for its user until it is unregistered. The number of clients bounds the segments, so that a client
+    /// can connect while its user has all the pinned memory that it may have.
+    pub pin: Pin,
 }
 
 impl Segment {

@@ -4,7 +4,7 @@
 //! NVIDIA does not document the layout of a fatbin's entries; this module assumes the output of `nvcc -fatbin` of CUDA
 //! 11 to 13. An image that deviates is not shared, so a mistake costs only memory.
 
-use crate::engine::gpu::host::is_affordable;
+use crate::engine::base::pinned::is_affordable;
 use crate::engine::gpu::managed_image;
 use crate::engine::gpu::system_scope::SystemScope;
 use mpsshim_proto::message::{FUNCTION_PRINTS, FUNCTION_SYSTEM_SCOPE};

@@ -3,6 +3,7 @@
 use crate::engine::base::account::{Account, Charge, Home, Memory};
 use crate::engine::base::driver::Driver;
 use crate::engine::base::memory_file::MemoryFile;
+use crate::engine::base::pinned::{Pin, Unpopulated};
 use crate::engine::base::ranges::RangeAllocator;
 use crate::engine::base::rations::{Holder, Part, Ration, Rations};
 use crate::engine::gpu::devices::Device;
@@ -76,19 +77,6 @@ impl Registration {
     }
 }
 
-/// Whether the machine can spare this much memory (`MemAvailable`). A mapping's pages are allocated at once, and a
-/// client that asks for too much must not get the server killed by the kernel. Returns `true` if unknown.
-pub fn is_affordable(bytes: u64) -> bool {
-    let available = || {
-        let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("MemAvailable:"))?;
-        line.trim().strip_suffix(" kB")?.parse::<u64>().ok()
-    };
-    available().is_none_or(|kib| bytes >> 10 < kib)
-}
-
 /// A block of the host arena: pinned memory of one client.
 #[derive(Debug)]
 pub struct HostBlock {
@@ -98,6 +86,54 @@ pub struct HostBlock {
     pub file: MemoryFile,
     /// Host memory charged for its length; `None` while no session uses it.
     pub host: Option<Charge>,
+    /// Counts it for its user until it is unregistered.
+    pub pin: Pin,
+    /// The ration of its descriptor and mapping.
+    pub place: Ration,
+}
+
+/// A block of the host arena whose pages are being populated. To be completed or abandoned: see [`HostArena`].
+#[derive(Debug)]
+pub struct BegunBlock {
+    mapping: Mapping,
+    file: MemoryFile,
+    host: Charge,
+    pin: Pin,
+    place: Ration,
+    unpopulated: Unpopulated,
+    /// Bytes populated.
+    populated: usize,
+    /// Bytes of the arena.
+    room: u64,
+}
+
+impl BegunBlock {
+    /// Size in bytes.
+    pub fn len(&self) -> u64 {
+        self.mapping.len() as u64
+    }
+
+    /// Populates pages until all are, or until `stop` says after some pages that it is enough for now. Returns whether
+    /// all are populated.
+    pub fn populate(&mut self, stop: impl Fn() -> bool) -> bool {
+        while self.populated < self.mapping.len() {
+            let next = self.mapping.populate_some(self.populated);
+            self.unpopulated.populated((next - self.populated) as u64);
+            self.populated = next;
+            if stop() {
+                break;
+            }
+        }
+        self.populated == self.mapping.len()
+    }
+}
+
+/// The parties that pay for pinned memory.
+pub struct Paid<'a> {
+    /// The session's account.
+    pub account: &'a Account,
+    /// The user's count.
+    pub pin: Pin,
     /// The ration of its descriptor and mapping.
     pub place: Ration,
 }
@@ -140,44 +176,68 @@ impl HostArena {
         })
     }
 
-    /// Allocates at least `len` bytes of pinned memory.
+    /// Begins to allocate pinned memory of `bytes`, which are whole pages. None of them is populated yet.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` or driver errors.
-    pub fn allocate(
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn begin(
         &self,
-        driver: &Driver,
-        device: &Device,
-        (account, place): (&Account, Ration),
-        len: u64,
-    ) -> Result<HostBlock, CUresult> {
-        device.make_current(driver)?;
-        let bytes = len
-            .max(1)
-            .checked_next_multiple_of(4096)
-            .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        if !is_affordable(bytes) {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
+        Paid {
+            account,
+            pin,
+            place,
+        }: Paid<'_>,
+        unpopulated: Unpopulated,
+        bytes: u64,
+    ) -> Result<BegunBlock, CUresult> {
         let host = account.take(Memory::Host, bytes)?;
         let (start, room) = self.take(bytes)?;
         let made = MemoryFile::new(c"mpsshim-pinned", bytes).and_then(|file| {
             // SAFETY: the range was taken from the reserved arena and is exclusively ours until it is given back.
-            let mapping = unsafe { Mapping::at(start, file.as_fd(), bytes as usize) }?;
+            let mapping = unsafe { Mapping::sparse_at(start, file.as_fd(), bytes as usize) }?;
             Ok((file, mapping))
         });
-        let registered = made.map_err(|error| {
-            tracing::warn!("pinned memory of {bytes} bytes: {error}");
-            CUDA_ERROR_OUT_OF_MEMORY
-        });
-        match registered
-            .and_then(|(file, mapping)| Ok((file, Registration::new(driver, mapping, 0)?)))
-        {
-            Ok((file, registration)) => Ok(HostBlock {
-                registration,
+        match made {
+            Ok((file, mapping)) => Ok(BegunBlock {
+                mapping,
                 file,
-                host: Some(host),
+                host,
+                pin,
                 place,
+                unpopulated,
+                populated: 0,
+                room,
+            }),
+            Err(error) => {
+                tracing::warn!("pinned memory of {bytes} bytes: {error}");
+                self.retire(start, room);
+                Err(CUDA_ERROR_OUT_OF_MEMORY)
+            }
+        }
+    }
+
+    /// Registers a block whose pages are populated.
+    ///
+    /// # Errors
+    /// Driver errors; the block is then abandoned.
+    pub fn complete(
+        &self,
+        driver: &Driver,
+        device: &Device,
+        begun: BegunBlock,
+    ) -> Result<HostBlock, CUresult> {
+        let (start, room) = (begun.mapping.base() as u64, begun.room);
+        if let Err(status) = device.make_current(driver) {
+            self.abandon(begun);
+            return Err(status);
+        }
+        match Registration::new(driver, begun.mapping, 0) {
+            Ok(registration) => Ok(HostBlock {
+                registration,
+                file: begun.file,
+                host: Some(begun.host),
+                pin: begun.pin,
+                place: begun.place,
             }),
             Err(status) => {
                 self.retire(start, room);
@@ -186,21 +246,28 @@ impl HostArena {
         }
     }
 
+    /// Frees a block that is not registered.
+    pub fn abandon(&self, begun: BegunBlock) {
+        let (start, room) = (begun.mapping.base() as u64, begun.room);
+        begun.mapping.retire();
+        self.retire(start, room);
+    }
+
     /// Takes over pinned memory that an earlier server allocated, at its old address.
     ///
     /// # Errors
-    /// As [`HostArena::allocate`]; `CUDA_ERROR_INVALID_VALUE` if the addresses cannot be a block's or are already in
-    /// use.
+    /// `CUDA_ERROR_OUT_OF_MEMORY` or driver errors; `CUDA_ERROR_INVALID_VALUE` if the addresses cannot be a block's or
+    /// are already in use.
     pub fn adopt(
         &self,
         driver: &Driver,
         device: &Device,
-        (account, place): (&Account, Ration),
+        paid: Paid<'_>,
         (start, len): (u64, u64),
         file: OwnedFd,
     ) -> Result<HostBlock, CUresult> {
         device.make_current(driver)?;
-        let host = account.take(Memory::Host, len)?;
+        let host = paid.account.take(Memory::Host, len)?;
         let room = {
             let mut addresses = self.addresses.lock();
             let room = addresses.round_up(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
@@ -218,7 +285,8 @@ impl HostArena {
                 registration,
                 file,
                 host: Some(host),
-                place,
+                pin: paid.pin,
+                place: paid.place,
             }),
             Err(status) => {
                 self.retire(start, room);

@@ -25,17 +25,19 @@ use crate::engine::base::driver::{Driver, is_sticky};
 use crate::engine::base::graph_turns::GraphTurns;
 use crate::engine::base::health::Health;
 use crate::engine::base::keeping::Keeping;
+use crate::engine::base::pinned::{Pin, Pinned};
 use crate::engine::base::printing::Printing;
 use crate::engine::base::rations::{Holder, Part, Ration, Rations};
 use crate::engine::base::side::{self, SIDES, Side};
 use crate::engine::gpu::devices::{Device, Devices, Grant};
 use crate::engine::gpu::green::GreenRef;
-use crate::engine::gpu::host::{HostArena, HostBlock, ServerFlags};
+use crate::engine::gpu::host::{BegunBlock, HostArena, HostBlock, Paid, ServerFlags};
 use crate::engine::gpu::partition::Place;
 use crate::engine::gpu::spare::Spare;
 use crate::engine::gpu::virtual_arena::VirtualArena;
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::*;
+use mpsshim_model::host_memory::HostMemory;
 use mpsshim_model::limits::Percentage;
 use mpsshim_model::policy::MarkKind;
 use std::sync::Arc;
@@ -61,6 +63,8 @@ pub struct Gpu {
     pub virtual_arena: VirtualArena,
     /// Memory files that the server may hold open for sessions.
     pub held_files: Arc<Rations>,
+    /// Pinned host memory by user.
+    pub pinned: Pinned,
     /// Registered memory without a user.
     pub spare: Spare,
     /// Whether the contexts are sound.
@@ -96,6 +100,7 @@ impl Gpu {
         printing: Printing,
         keeping: Keeping,
         (marks, launch_run): (MarkKind, usize),
+        host_memory: HostMemory,
     ) -> Result<Gpu, CUresult> {
         Ok(Gpu {
             virtual_arena: VirtualArena::new(&driver),
@@ -104,6 +109,7 @@ impl Gpu {
             devices,
             arena,
             held_files: Rations::of_files(),
+            pinned: Pinned::new(host_memory),
             spare: Spare::default(),
             health: Health::default(),
             keeping,
@@ -225,26 +231,42 @@ impl Gpu {
         self.held_files.take(holder, Part::USUAL)
     }
 
-    /// Pinned memory of `len` bytes, all zero: a spare block of the same user, or a new one.
+    /// Spare pinned memory of the same user with `len` bytes, all zero.
     ///
     /// # Errors
-    /// `CUDA_ERROR_OUT_OF_MEMORY` or driver errors.
-    pub fn take_block(
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn take_spare_block(
         &self,
         (account, holder, uid): (&Account, &Holder, u32),
-        device: &Device,
         len: u64,
-    ) -> Result<HostBlock, CUresult> {
+    ) -> Result<Option<HostBlock>, CUresult> {
         let charge = account.take(Memory::Host, len)?;
-        if let Some(mut block) = self.spare.take_block(uid, len) {
+        let spare = self.spare.take_block(uid, len);
+        Ok(spare.map(|mut block| {
             block.host = Some(charge);
             block.place.pass_to(holder);
-            return Ok(block);
-        }
-        drop(charge);
+            block
+        }))
+    }
+
+    /// Begins to allocate pinned memory of `len` bytes, which are whole pages: [`HostArena::begin`].
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY`.
+    pub fn begin_block(
+        &self,
+        (account, holder): (&Account, &Holder),
+        pin: Pin,
+        len: u64,
+    ) -> Result<BegunBlock, CUresult> {
+        let unpopulated = self.pinned.reserve(len).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let place = self.place_to_register(holder)?;
-        let paid = (account, place);
-        side::on_main(|| self.arena.allocate(&self.driver, device, paid, len))
+        let paid = Paid {
+            account,
+            pin,
+            place,
+        };
+        self.arena.begin(paid, unpopulated, len)
     }
 
     /// Passes a descriptor of a session's device memory to the keeper for the next server. Returns whether the keeper

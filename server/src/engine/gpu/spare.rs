@@ -49,34 +49,38 @@ fn take_unshared<T>(
 impl Spare {
     /// A block of exactly `len` bytes for a client of this user, all zero.
     pub fn take_block(&self, uid: u32, len: u64) -> Option<HostBlock> {
-        let block = take_unshared(
+        let mut block = take_unshared(
             &mut self.kept.lock().blocks,
             uid,
             |block| block.len() == len,
             |block| &mut block.file,
         )?;
         block.registration.clear();
+        block.pin.set_idle(false);
         Some(block)
     }
 
     /// A segment for a client of this user, all zero.
     pub fn take_segment(&self, uid: u32) -> Option<Segment> {
-        let segment = take_unshared(
+        let mut segment = take_unshared(
             &mut self.kept.lock().segments,
             uid,
             |_| true,
             |segment| &mut segment.file,
         )?;
         segment.registration.clear();
+        segment.pin.set_idle(false);
         Some(segment)
     }
 
     /// Adds a block.
-    pub fn put_block(&self, uid: u32, block: HostBlock) {
+    pub fn put_block(&self, uid: u32, mut block: HostBlock) {
+        block.pin.set_idle(true);
         self.kept.lock().blocks.push((uid, block));
     }
     /// Adds a segment.
-    pub fn put_segment(&self, uid: u32, segment: Segment) {
+    pub fn put_segment(&self, uid: u32, mut segment: Segment) {
+        segment.pin.set_idle(true);
         self.kept.lock().segments.push((uid, segment));
     }
     /// Number of blocks and segments.

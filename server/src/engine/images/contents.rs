@@ -2,8 +2,8 @@
 
 use crate::engine::base::bounds;
 use crate::engine::base::keeping::Keeping;
+use crate::engine::base::pinned::is_affordable;
 use crate::engine::base::rations::Holder;
-use crate::engine::gpu::host::is_affordable;
 use crate::engine::images::packs::{self, Pack, Slot};
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::*;

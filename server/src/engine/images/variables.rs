@@ -5,11 +5,11 @@
 //! contents are read for the next server ([`crate::engine::objects::snapshot`]).
 
 use crate::engine::base::ordinal::Ordinal;
+use crate::engine::base::pinned::is_affordable;
 use crate::engine::gpu::Gpu;
 use crate::engine::gpu::cubin::{Budget, EM_CUDA, KIND_TEXT, entries, is_constant};
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::footprint::{at_top, declarations, of_declaration, without_comments};
-use crate::engine::gpu::host::is_affordable;
 use crate::engine::images::contents::{Content, Findings, Raw};
 use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr,

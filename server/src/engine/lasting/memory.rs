@@ -4,6 +4,7 @@ use super::{Lasting, Lost, Making, failed};
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
 use crate::engine::gpu::devices::Grant;
+use crate::engine::gpu::host::Paid;
 use crate::engine::images::ImageStore;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -122,10 +123,11 @@ fn adopt_host(
     file: OwnedFd,
 ) -> Result<(), CUresult> {
     let device = shared.gpu.device(place.device)?;
-    let paid = (
-        &session.account,
-        shared.gpu.place_to_register(&session.shared.held_files)?,
-    );
+    let paid = Paid {
+        account: &session.account,
+        pin: shared.gpu.pinned.add(session.shared.info.uid, place.len),
+        place: shared.gpu.place_to_register(&session.shared.held_files)?,
+    };
     let (driver, range) = (&shared.gpu.driver, (start, place.len));
     let mut block = shared.gpu.arena.adopt(driver, device, paid, range, file)?;
     block.set_managed(place.managed);

@@ -6,9 +6,10 @@
 
 use crate::engine::base::account::Charge;
 use crate::engine::base::driver::Driver;
+use crate::engine::base::pinned::{Pin, is_affordable};
 use crate::engine::base::rations::Ration;
 use crate::engine::gpu::Gpu;
-use crate::engine::gpu::host::{HostArena, is_affordable};
+use crate::engine::gpu::host::HostArena;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::arena;
 use mpsshim_proto::shm::PAGE;
@@ -18,6 +19,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// Range in which a client's mappings usually lie and the server makes none itself. A file is mapped at the client's
 /// own address if that is free here, so that kernels can use the program's pointer.
 const CLIENT_MAPPINGS: std::ops::Range<u64> = 0x7000_0000_0000..0x7fe0_0000_0000;
+
+/// Bytes of a file populated at a time.
+const POPULATED: u64 = 4 << 20;
 
 /// Whose addresses a file has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,6 +47,8 @@ pub struct FileRegistration {
     writable: bool,
     /// Charge for its pages.
     _charge: Charge,
+    /// Counts its pages for their user until they are unregistered.
+    pin: Pin,
     /// Quota for its mapping.
     _place: Ration,
 }
@@ -60,6 +66,45 @@ impl FileRegistration {
     pub fn is_writable(&self) -> bool {
         self.writable
     }
+    /// Populates the pages, so that the driver, which cannot be interrupted, finds them. Returns `false` if `stop` said
+    /// so. A client that truncates its file, or a kernel before 5.14, leaves that to the driver.
+    fn populate(&self, stop: &dyn Fn() -> bool) -> bool {
+        let advice = match self.writable {
+            true => libc::MADV_POPULATE_WRITE,
+            false => libc::MADV_POPULATE_READ,
+        };
+        let mut at = 0;
+        while at < self.mapped {
+            if stop() {
+                return false;
+            }
+            let len = POPULATED.min(self.mapped - at);
+            // SAFETY: a part of our own mapping. The kernel reports pages that do not exist as an error here.
+            let done = unsafe {
+                libc::madvise((self.start + at) as *mut libc::c_void, len as usize, advice)
+            };
+            if done < 0 {
+                break;
+            }
+            at += len;
+        }
+        true
+    }
+    /// Notes that the client has unregistered it.
+    pub fn leave(mut self) -> FileRegistration {
+        self.pin.set_idle(true);
+        self
+    }
+}
+
+/// The parties that pay for a registered file.
+pub struct Payment {
+    /// The session's account.
+    pub charge: Charge,
+    /// The user's count.
+    pub pin: Pin,
+    /// The ration of its mapping.
+    pub place: Ration,
 }
 
 /// Properties of a client's descriptor, as far as the kernel itself knows them. `fstat` and `fstatfs` are not used on
@@ -162,6 +207,23 @@ fn mapped_lens(fd: &OwnedFd, parts: &[(u64, u64)]) -> Option<u64> {
     Some(all)
 }
 
+/// Bytes of these parts (offset, bytes) of a client's file together, and bytes that are mapped for them at `wish`.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` if the file is not in memory or is too short, or the parts are not whole pages.
+pub fn bytes_mapped(fd: &OwnedFd, parts: &[(u64, u64)], wish: u64) -> Result<(u64, u64), CUresult> {
+    let whole_pages = |(offset, len): &(u64, u64)| (offset | len).is_multiple_of(PAGE);
+    let len = parts
+        .iter()
+        .try_fold(0u64, |sum, (_, len)| sum.checked_add(*len));
+    let len = len.filter(|len| *len > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    if !wish.is_multiple_of(PAGE) || !parts.iter().all(whole_pages) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let mapped = mapped_lens(fd, parts).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    Ok((len, mapped))
+}
+
 /// Maps parts of a file contiguously from `at` on and replaces the mappings there.
 fn map_parts(
     at: u64,
@@ -202,7 +264,7 @@ fn reserve(at: u64, len: u64) -> bool {
 
 impl HostArena {
     /// Maps parts (offset, bytes) of a client's file contiguously and registers all of them as one range, at `wish` if
-    /// those addresses are free. `charge` accounts for the pages.
+    /// those addresses are free. `stop` is asked, while the pages are populated, whether the session has ended.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE` if the file is not in memory or is too short, `CUDA_ERROR_OUT_OF_MEMORY`, or the
@@ -212,20 +274,20 @@ impl HostArena {
         driver: &Driver,
         fd: &OwnedFd,
         parts: &[(u64, u64)],
-        wish: u64,
-        writable: bool,
-        (charge, place): (Charge, Ration),
+        (wish, writable): (u64, bool),
+        Payment {
+            charge,
+            mut pin,
+            place,
+        }: Payment,
+        stop: &dyn Fn() -> bool,
     ) -> Result<FileRegistration, CUresult> {
-        let whole_pages = |(offset, len): &(u64, u64)| (offset | len).is_multiple_of(PAGE);
-        let len = parts
-            .iter()
-            .try_fold(0u64, |sum, (_, len)| sum.checked_add(*len));
-        let len = len.filter(|len| *len > 0).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        if !wish.is_multiple_of(PAGE) || !parts.iter().all(whole_pages) {
-            return Err(CUDA_ERROR_INVALID_VALUE);
+        let (len, mapped) = bytes_mapped(fd, parts, wish)?;
+        let beyond = pin.resize(mapped).err();
+        if let Some(beyond) = &beyond {
+            tracing::warn!("A file of huge pages is not registered: {beyond}");
         }
-        let mapped = mapped_lens(fd, parts).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        if !is_affordable(len) {
+        if beyond.is_some() || !is_affordable(len) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let managed = arena::is_managed(wish);
@@ -260,6 +322,7 @@ impl HostArena {
             addresses,
             writable,
             _charge: charge,
+            pin,
             _place: place,
         };
         let read_only = if writable {
@@ -268,6 +331,10 @@ impl HostArena {
             CU_MEMHOSTREGISTER_READ_ONLY
         };
         let flags = CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE | read_only;
+        if !file.populate(stop) {
+            self.unmap_file(&file);
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
         if let Err(status) = driver.mem_host_register(file.start, len as usize, flags) {
             self.unmap_file(&file);
             return Err(status);

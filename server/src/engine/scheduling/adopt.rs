@@ -278,6 +278,7 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
     let segment = Segment {
         registration,
         file: MemoryFile::adopt(parts.segment_file),
+        pin: shared.gpu.pinned.add(uid, segment::SEGMENT_LEN as u64),
     };
     let _ = seqpacket::set_nonblocking(&parts.socket, true);
     let connection = (

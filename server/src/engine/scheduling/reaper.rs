@@ -224,13 +224,16 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
             .keeping
             .forget(Name::numbered(keeper::Kind::Host, *start));
     }
+    if let Some(begun) = session.objects.host_begun.take() {
+        shared.gpu.arena.abandon(begun);
+    }
     let host = std::mem::take(&mut session.objects.host)
         .into_values()
         .chain(session.objects.host_spare.drain(..));
     let uid = session.shared.info.uid;
     graves.extend(host.map(|block| Buried::Host(block, uid)));
     let files = std::mem::take(&mut session.objects.files).into_values();
-    graves.extend(files.map(Buried::File));
+    graves.extend(files.map(|file| Buried::File(file.leave())));
     graves.push(Buried::Segment(session.shared.clone()));
     let why = session.flow.fault.take();
     let ended = session.shared.clone();

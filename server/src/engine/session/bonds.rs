@@ -76,6 +76,7 @@ impl Objects {
             helpers,
             files,
             host: _,
+            host_begun: _,
             host_spare: _,
             virtual_memory: _,
             pools,

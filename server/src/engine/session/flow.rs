@@ -69,6 +69,8 @@ pub struct Flow {
     pub has_graph_turn: bool,
     /// Since when a message has been waiting for memory that the client has freed.
     pub short_since: Option<Instant>,
+    /// Since when a message has been waiting until pinned memory of the user's is unregistered.
+    pub short_of_pinned_since: Option<Instant>,
     /// When a long-running kernel of the session was last seen in flight.
     pub had_kernel: Option<Instant>,
     /// While it submits nothing new, in order to move to another side: number of operations that have ended, and when
@@ -113,6 +115,7 @@ impl Flow {
             printed: Printed::default(),
             has_graph_turn: false,
             short_since: None,
+            short_of_pinned_since: None,
             had_kernel: None,
             leaves: None,
             stayed: None,

@@ -7,7 +7,7 @@ use crate::engine::base::slots::Slots;
 use crate::engine::gpu::context_limits::SetLimits;
 use crate::engine::gpu::devices::Grant;
 use crate::engine::gpu::green::{GreenRef, Resources};
-use crate::engine::gpu::host::HostBlock;
+use crate::engine::gpu::host::{BegunBlock, HostBlock};
 use crate::engine::gpu::partition::Place;
 use crate::engine::images::instances::Image;
 use crate::engine::objects::arrays::{Array, Reference, TextureObjects};
@@ -71,6 +71,8 @@ pub struct Objects {
     pub files: BTreeMap<u64, FileRegistration>,
     /// Pinned host memory by first address.
     pub host: BTreeMap<u64, HostBlock>,
+    /// Pinned host memory that is being allocated for the client's next message.
+    pub host_begun: Option<BegunBlock>,
     /// Pinned host memory that the client freed, reused for its next request of the same size.
     pub host_spare: Vec<HostBlock>,
     /// Reserved addresses, physical memory and mappings that the client manages itself.
@@ -119,6 +121,7 @@ impl Objects {
             helpers: Vec::new(),
             files: BTreeMap::new(),
             host: BTreeMap::new(),
+            host_begun: None,
             host_spare: Vec::new(),
             virtual_memory: VirtualMemory::default(),
             pools: Pools::default(),

@@ -72,6 +72,11 @@ impl SlowLane {
         let _ = self.alarm.0.try_send(());
     }
 
+    /// Whether a task waits for a thread.
+    pub fn is_wanted(&self) -> bool {
+        !self.tasks.is_empty()
+    }
+
     /// Number of tasks that could be started at once.
     pub fn free(&self) -> usize {
         let idle = self.idle.load(Ordering::SeqCst);

@@ -6,6 +6,7 @@ use mpsshim_api::cuda::*;
 
 use super::entries;
 use crate::ffi::{In, Out, Status, guard};
+use crate::proxy::stream::StreamRef;
 use crate::proxy::submit::session;
 use crate::proxy::{capture, context, default_stream, managed};
 
@@ -17,12 +18,12 @@ entries! {
     cuMemPrefetchAsync_ptsz(_, _, _, _) => prefetch_v1::<true>,
     cuMemPrefetchAsync_v2(_, _, _, _, _) => prefetch::<false>,
     cuMemPrefetchAsync_v2_ptsz(_, _, _, _, _) => prefetch::<true>,
-    cuMemPrefetchBatchAsync(_, _, _, _, _, _, _, _) => prefetch_batch::<false>,
-    cuMemPrefetchBatchAsync_ptsz(_, _, _, _, _, _, _, _) => prefetch_batch::<true>,
+    cuMemPrefetchBatchAsync(_, _, _, _, _, _, _, _) => prefetch_batch::<false, false>,
+    cuMemPrefetchBatchAsync_ptsz(_, _, _, _, _, _, _, _) => prefetch_batch::<true, false>,
     cuMemDiscardBatchAsync(_, _, _, _, _) => discard_batch::<false>,
     cuMemDiscardBatchAsync_ptsz(_, _, _, _, _) => discard_batch::<true>,
-    cuMemDiscardAndPrefetchBatchAsync(_, _, _, _, _, _, _, _) => prefetch_batch::<false>,
-    cuMemDiscardAndPrefetchBatchAsync_ptsz(_, _, _, _, _, _, _, _) => prefetch_batch::<true>,
+    cuMemDiscardAndPrefetchBatchAsync(_, _, _, _, _, _, _, _) => prefetch_batch::<false, true>,
+    cuMemDiscardAndPrefetchBatchAsync_ptsz(_, _, _, _, _, _, _, _) => prefetch_batch::<true, true>,
     cuMemRangeGetAttribute(_, _, _, _, _) => get_attribute,
     cuMemRangeGetAttributes(_, _, _, _, _, _) => get_attributes,
     cuStreamAttachMemAsync(_, _, _, _) => attach::<false>,
@@ -75,8 +76,9 @@ pub unsafe extern "C" fn prefetch_v1<const P: bool>(
 ) -> CUresult {
     guard(|| {
         managed::check(address, len as u64)?;
-        default_stream::resolve(stream, P)?;
-        managed::prefetch(address, len as u64, managed::location_of(device))
+        let stream = default_stream::resolve(stream, P)?;
+        let location = managed::location_of(device);
+        managed::prefetch(session()?, stream, address, len as u64, location)
     })
 }
 
@@ -90,24 +92,24 @@ pub unsafe extern "C" fn prefetch<const P: bool>(
 ) -> CUresult {
     guard(|| {
         managed::check(address, len as u64)?;
-        default_stream::resolve(stream, P)?;
+        let stream = default_stream::resolve(stream, P)?;
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        managed::prefetch(address, len as u64, location)
+        managed::prefetch(session()?, stream, address, len as u64, location)
     })
 }
 
 /// Checks the stream of a batch. `CUDA_ERROR_INVALID_VALUE` for the legacy default stream.
-fn resolve_named<const P: bool>(stream: u64) -> Status {
+fn resolve_named<const P: bool>(stream: u64) -> Status<StreamRef> {
     if stream == 0 && !P || stream == CU_STREAM_LEGACY.0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    default_stream::resolve(stream, P).map(drop)
+    default_stream::resolve(stream, P)
 }
 
-/// `cuMemPrefetchBatchAsync`, `cuMemDiscardAndPrefetchBatchAsync`: discarded memory may keep its content.
-pub unsafe extern "C" fn prefetch_batch<const P: bool>(
+/// `cuMemPrefetchBatchAsync`; with `DISCARD` `cuMemDiscardAndPrefetchBatchAsync`.
+pub unsafe extern "C" fn prefetch_batch<const P: bool, const DISCARD: bool>(
     addresses: In<CUdeviceptr>,
     lens: In<usize>,
     count: usize,
@@ -118,7 +120,7 @@ pub unsafe extern "C" fn prefetch_batch<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        resolve_named::<P>(stream)?;
+        let (session, stream) = (session()?, resolve_named::<P>(stream)?);
         if count == 0 || kinds == 0 || kinds > count || flags != 0 || first.at(0)? != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -127,7 +129,11 @@ pub unsafe extern "C" fn prefetch_batch<const P: bool>(
             if kind + 1 < kinds && first.at(kind + 1)? == at {
                 kind += 1;
             }
-            managed::prefetch(addresses.at(at)?, lens.at(at)? as u64, locations.at(kind)?)?;
+            let (address, len) = (addresses.at(at)?, lens.at(at)? as u64);
+            if DISCARD {
+                managed::discard(session, stream, address, len)?;
+            }
+            managed::prefetch(session, stream, address, len, locations.at(kind)?)?;
         }
         // Each location holds from its own first range on.
         if kind + 1 < kinds {
@@ -146,11 +152,14 @@ pub unsafe extern "C" fn discard_batch<const P: bool>(
     stream: u64,
 ) -> CUresult {
     guard(|| {
-        resolve_named::<P>(stream)?;
+        let (session, stream) = (session()?, resolve_named::<P>(stream)?);
         if count == 0 || flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        (0..count).try_for_each(|at| managed::check(addresses.at(at)?, lens.at(at)? as u64))
+        (0..count).try_for_each(|at| managed::check(addresses.at(at)?, lens.at(at)? as u64))?;
+        (0..count).try_for_each(|at| {
+            managed::discard(session, stream, addresses.at(at)?, lens.at(at)? as u64)
+        })
     })
 }
 

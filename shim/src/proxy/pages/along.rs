@@ -13,14 +13,16 @@ use super::guard::PAGE;
 use super::habits::{Due, SLOTS};
 use super::region::{Home, Open, PIECE};
 use super::{
-    ATTENDED, Blocked, Direction, LAUNCHES, LAUNCHING, Part, STATE, State, attend, guard, lock,
+    ATTENDED, Direction, LAUNCHES, LAUNCHING, Part, STATE, State, apart, attend, guard, lock,
 };
 
+use crate::fault_heap::Inside;
 use crate::ffi::Status;
 use crate::proxy::memory;
 use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::{Ring, Session};
 use crate::proxy::wait::{self, Policy};
+use crate::thread::try_locked;
 
 /// Some pieces are fetched along.
 static EXPECTS: AtomicBool = AtomicBool::new(false);
@@ -88,8 +90,8 @@ pub fn before_wait(session: &Session, stream: StreamRef) {
 
 #[cold]
 fn fetch(session: &Session, stream: StreamRef) {
-    let _signals = Blocked::new();
-    let Some(mut state) = STATE.try_lock() else {
+    let _inside = Inside::new();
+    let Some(mut state) = try_locked(&STATE) else {
         return;
     };
     if let Ok(Some(mut ring)) = session.try_ring()
@@ -110,9 +112,9 @@ pub fn behind_work(ring: &mut Ring<'_>, stream: StreamRef) {
 
 #[cold]
 fn fetch_behind(ring: &mut Ring<'_>, stream: StreamRef) {
-    let _signals = Blocked::new();
+    let _inside = Inside::new();
     // A thread with this lock may wait for the ring.
-    if let Some(mut state) = STATE.try_lock() {
+    if let Some(mut state) = try_locked(&STATE) {
         state.fetch_along(ring, stream, 1);
     }
 }
@@ -331,6 +333,9 @@ impl State {
         };
         if parts.is_empty() {
             return Ok(true);
+        }
+        if parts.iter().any(|(_, host, _)| apart::is_apart(*host)) {
+            return Ok(false);
         }
         let Some(mut ring) = session.try_ring()? else {
             return Ok(false);

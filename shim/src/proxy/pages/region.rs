@@ -152,6 +152,12 @@ impl Region {
         Some(chunk + at % self.chunk)
     }
 
+    /// Address and bytes of the host's pages of all chunks that have some.
+    pub fn furnished(&self) -> Vec<(u64, u64)> {
+        let of = |(chunk, host): (usize, &Option<u64>)| Some(((*host)?, self.chunk(chunk).1));
+        self.chunks.iter().enumerate().filter_map(of).collect()
+    }
+
     /// Where a piece is valid.
     pub fn home(&self, piece: usize) -> Home {
         self.homes[piece]
@@ -214,6 +220,15 @@ impl Region {
             }
         }
         runs
+    }
+
+    /// As [`Region::runs`], of these pieces only.
+    pub fn runs_in(&self, pieces: &Range<usize>) -> Vec<(Range<usize>, Home)> {
+        let clip = |(run, home): (Range<usize>, Home)| {
+            let run = run.start.max(pieces.start)..run.end.min(pieces.end);
+            (!run.is_empty()).then_some((run, home))
+        };
+        self.runs().into_iter().filter_map(clip).collect()
     }
 
     /// The pieces before `piece`, which were used in order, if that is the third to fault.
@@ -309,6 +324,14 @@ mod tests {
                 (3..5, Home::Host),
                 (5..512, Home::Device),
                 (512..1024, Home::Device),
+            ]
+        );
+        assert_eq!(
+            region.runs_in(&(4..600)),
+            [
+                (4..5, Home::Host),
+                (5..512, Home::Device),
+                (512..600, Home::Device),
             ]
         );
         assert!(!region.is_on_device());

@@ -13,6 +13,7 @@ mod forks;
 mod kernels;
 mod many;
 mod params;
+mod prefetch;
 mod remote;
 mod sides;
 mod signals;
@@ -47,7 +48,7 @@ pub type Outcome<T = ()> = Result<T, String>;
 
 type Mode = fn(&Setup, &mut Random, Instant) -> Outcome;
 
-const MODES: [(&str, Mode); 12] = [
+const MODES: [(&str, Mode); 13] = [
     ("turns", turns::turns),
     ("edges", edges::edges),
     ("sides", sides::sides),
@@ -57,6 +58,7 @@ const MODES: [(&str, Mode); 12] = [
     ("fork", forks::forks),
     ("remote", remote::remote),
     ("copies", copies::copies),
+    ("prefetch", prefetch::prefetch),
     ("params", params::params),
     ("many", many::many),
     ("exchange", exchange::exchange),
@@ -77,7 +79,8 @@ struct Options {
     /// Blocks of the mode `many`.
     #[arg(long, default_value_t = 5000)]
     blocks: usize,
-    /// A case of the modes `calls` and `signals` to leave out, by its name; `disturbances` in `edges`; may be repeated.
+    /// A case of the modes `calls` and `signals` to leave out, by its name; `disturbances` in `edges`, `writes` in
+    /// `prefetch`; may be repeated.
     #[arg(long)]
     without: Vec<String>,
 }

@@ -314,9 +314,6 @@ fn interrupted(setup: &Setup, random: &mut Random, until: Instant) -> Outcome {
     restore(libc::SIGALRM, &old[0])?;
     restore(libc::SIGUSR1, &old[1])?;
     outcome?;
-    if OF_ALARMS.turn.load(Ordering::SeqCst) == 0 || OF_USERS.turn.load(Ordering::SeqCst) == 0 {
-        return Err("a handler did not run".into());
-    }
     OF_ALARMS.end("of SIGALRM's handler")?;
     OF_USERS.end("of SIGUSR1's handler")?;
     blocks.into_iter().try_for_each(free)
@@ -358,7 +355,9 @@ fn interrupted_turns(
             }
         }
         own_faults(1)?;
-        if Instant::now() > until {
+        let ran = |word: &AtomicUsize| word.load(Ordering::SeqCst) != 0;
+        // A busy machine may run neither the other thread nor the timer for a while.
+        if Instant::now() > until && ran(&OF_ALARMS.turn) && ran(&OF_USERS.turn) {
             must!(cuStreamDestroy_v2, stream);
             return world.end();
         }

@@ -115,7 +115,7 @@ fn serve(shared: &Arc<Shared>, mut session: Box<Session>) {
             }
         }
     }
-    for block in session.take_surplus_host() {
+    for block in session.take_surplus_host(shared) {
         shared
             .lanes
             .bury(Buried::Host(block, session.shared.info.uid));
@@ -260,6 +260,7 @@ fn take_segment(shared: &Shared, uid: u32) -> Result<(Segment, OwnedFd), (CUresu
     let segment = Segment {
         registration,
         file: own,
+        pin: shared.gpu.pinned.add(uid, segment::SEGMENT_LEN as u64),
     };
     Ok((segment, file))
 }
