@@ -30,6 +30,27 @@ pub struct Program {
     pub name: String,
 }
 
+/// Description of a process from its /proc files, as far as they can be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The first word of its command line: the program as it was called.
+    pub command: Option<String>,
+    /// Its program.
+    pub program: Option<Program>,
+}
+
+impl Identity {
+    /// Reads it for a process of this user. The process can make it block without end, since the kernel reads a command
+    /// line from the memory of the process: only [`readers`] call it.
+    fn of_process(pid: i32, uid: u32) -> Identity {
+        let line = command_line(pid);
+        Identity {
+            command: line.as_deref().and_then(first_word),
+            program: Program::of_process(pid, uid, line),
+        }
+    }
+}
+
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of user {}", self.name, self.uid)
@@ -56,10 +77,9 @@ impl Program {
         !self.name.is_empty() && *self == Program::named(self.uid, &self.name)
     }
 
-    /// The program of a process of this user; `None` if it cannot be determined. The process can make it block without
-    /// end: only [`readers`] call it.
-    fn of_process(pid: i32, uid: u32) -> Option<Program> {
-        let mut pid = pid;
+    /// The program of a process of this user with this command line; `None` if it cannot be determined.
+    fn of_process(pid: i32, uid: u32, line: Option<Vec<u8>>) -> Option<Program> {
+        let (mut pid, mut line) = (pid, line);
         for _ in 0..GENERATIONS {
             let folder = format!("/proc/{pid}");
             // The process id may have been reused for another user's process.
@@ -69,7 +89,7 @@ impl Program {
             let executable = executable.to_string_lossy().into_owned();
             // For any other executable the arguments are not needed.
             let arguments = match interpreter(&executable).is_some() {
-                true => arguments(&command_line(&folder)?),
+                true => arguments(&line?),
                 false => Vec::new(),
             };
             if !is_worker(&executable, &arguments) {
@@ -78,6 +98,7 @@ impl Program {
                 return Some(Program::named(uid, &name));
             }
             pid = parent(&folder)?;
+            line = command_line(pid);
         }
         None
     }
@@ -110,11 +131,19 @@ pub fn with_real_paths(line: &str) -> Cow<'_, str> {
 }
 
 /// The beginning of a process's command line.
-fn command_line(folder: &str) -> Option<Vec<u8>> {
+fn command_line(pid: i32) -> Option<Vec<u8>> {
     let mut line = Vec::new();
-    let file = File::open(format!("{folder}/cmdline")).ok()?;
+    let file = File::open(format!("/proc/{pid}/cmdline")).ok()?;
     file.take(COMMAND_LINE).read_to_end(&mut line).ok()?;
     Some(line)
+}
+
+/// The first word of a command line, without characters that would garble a table; `None`: it is empty.
+fn first_word(line: &[u8]) -> Option<String> {
+    let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
+    let text = String::from_utf8_lossy(first);
+    let text: String = text.chars().filter(|c| !c.is_control()).collect();
+    (!text.is_empty()).then_some(text)
 }
 
 fn hash(bytes: &[u8]) -> u64 {
@@ -455,14 +484,26 @@ mod tests {
     #[test]
     fn the_program_of_a_process_is_found() {
         let (pid, uid) = (std::process::id() as i32, nix::unistd::geteuid().as_raw());
-        let own = Program::of_process(pid, uid).expect("this process");
+        let found = Identity::of_process(pid, uid);
+        assert_eq!(found.command, std::env::args().next());
+        let own = found.program.expect("this process");
         let executable = std::env::current_exe().expect("a path");
         assert_eq!(own.name, executable.display().to_string());
         assert_eq!(own.uid, uid);
-        assert_eq!(Program::of_process(pid, uid + 1), None, "another user's");
-        assert_eq!(Program::of_process(0, uid), None);
+        let theirs = Identity::of_process(pid, uid + 1);
+        assert_eq!(theirs.program, None, "another user's");
+        assert_eq!(Identity::of_process(0, uid), Identity::default());
         let stat = parent("/proc/self").expect("a parent");
         assert_eq!(stat, nix::unistd::getppid().as_raw());
+    }
+
+    #[test]
+    fn a_program_as_it_was_called_fits_a_table() {
+        assert_eq!(
+            first_word(b"/a b\x1b[2J\n\0-x\0").as_deref(),
+            Some("/a b[2J")
+        );
+        assert_eq!((first_word(b""), first_word(b"\n\0-x\0")), (None, None));
     }
 
     #[test]

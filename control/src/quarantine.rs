@@ -1,4 +1,4 @@
-//! The list of quarantined programs: those that may have caused a fault. From their next start on they have servers of
+//! The list of quarantined programs, which may have caused a fault. From their next start on they have servers of
 //! their own, so that their next fault affects no other program.
 
 use crate::program::Program;

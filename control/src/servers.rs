@@ -13,8 +13,8 @@ mod traces;
 use super::defaults::Defaults;
 use super::greeting;
 use super::process::Process;
-use super::program::Program;
 use super::program::readers::{READ_PATIENCE, Readers, Reading};
+use super::program::{Identity, Program};
 use super::quarantine::Quarantine;
 use super::spawn::{Launcher, Owner, Start};
 use crate::link::{Arrival, Link};
@@ -65,39 +65,39 @@ struct Waiting {
     client: Arrival,
     /// The user or users that its server must serve.
     owner: Owner,
-    program: Sought,
+    identity: Sought,
 }
 
-/// The program of a client that waits.
+/// The command line and program of a client that waits.
 enum Sought {
-    /// It is being read, until this deadline at most.
+    /// They are being read, until this deadline at most.
     Reading(Reading, Instant),
-    /// The result, if it is known.
-    Found(Option<Program>),
+    /// The result.
+    Found(Identity),
 }
 
 impl Waiting {
     /// Whether it is decided which server it needs.
     fn is_identified(&self) -> bool {
-        matches!(self.program, Sought::Found(_))
+        matches!(self.identity, Sought::Found(_))
     }
 
     /// Its program, if known.
     fn program(&self) -> Option<&Program> {
-        match &self.program {
+        match &self.identity {
             Sought::Reading(..) => None,
-            Sought::Found(program) => program.as_ref(),
+            Sought::Found(identity) => identity.program.as_ref(),
         }
     }
 
-    /// Whether its program is being read under this number.
+    /// Whether it is being read under this number.
     fn is_read_as(&self, number: u64) -> bool {
-        matches!(&self.program, Sought::Reading(reading, _) if reading.number() == number)
+        matches!(&self.identity, Sought::Reading(reading, _) if reading.number() == number)
     }
 
-    /// When its program must have been read.
+    /// When it must have been read.
     fn read_until(&self) -> Option<Instant> {
-        match &self.program {
+        match &self.identity {
             Sought::Reading(_, until) => Some(*until),
             Sought::Found(_) => None,
         }
@@ -190,26 +190,24 @@ impl Servers {
         let owner = self.launcher.owner(uid, Some(client.who.gid));
         let number = self.next_number;
         self.next_number += 1;
-        let is_needed = self.quarantine.is_on() && quarantine::is_program_needed(&client);
-        let reading = is_needed.then(|| self.readers.read(number, pid, uid));
-        if matches!(reading, Some(None)) {
+        let reading = self.readers.read(number, pid, uid);
+        if reading.is_none() {
             tracing::warn!(
                 "The program of client {pid} is unknown: too many processes are being read"
             );
         }
-        let reading = reading.flatten();
         let is_identified = reading.is_none();
         self.waiting.push(Waiting {
             number,
             client,
             owner,
-            program: match reading {
+            identity: match reading {
                 Some(reading) => Sought::Reading(reading, Instant::now() + READ_PATIENCE),
-                None => Sought::Found(None),
+                None => Sought::Found(Identity::default()),
             },
         });
         if is_identified {
-            self.go_on(number, None);
+            self.go_on(number, Identity::default());
         }
     }
 
@@ -220,10 +218,10 @@ impl Servers {
 
     /// Programs of clients have been read. Clients that have gone, or that have gone on without, are ignored.
     pub fn programs_read(&mut self) {
-        for (number, program) in self.readers.take() {
+        for (number, identity) in self.readers.take() {
             let mut waiting = self.waiting.iter();
             if waiting.any(|one| one.is_read_as(number)) {
-                self.go_on(number, program);
+                self.go_on(number, identity);
                 continue;
             }
             let servers = self.running.iter_mut();
@@ -233,13 +231,14 @@ impl Servers {
                 reading.is_some_and(|reading| reading.number() == number)
             };
             if let Some(client) = clients.find(is_read) {
-                client.program = program;
+                client.command = identity.command;
+                client.program = identity.program;
                 client.reading = None;
             }
         }
     }
 
-    /// Begins to read the programs of clients that this daemon did not hand over to their server.
+    /// Begins to read the command lines and programs of clients that this daemon did not hand over to their server.
     fn read_programs_of(&mut self, pid: i32) {
         let mut running = self.running.iter_mut();
         let Some(server) = running.find(|server| server.pid == pid) else {
@@ -253,15 +252,18 @@ impl Servers {
         }
     }
 
-    /// A waiting client's program is known, or remains unknown.
-    fn go_on(&mut self, number: u64, program: Option<Program>) {
+    /// A waiting client's command line and program are known, or remain unknown.
+    fn go_on(&mut self, number: u64, mut identity: Identity) {
         let mut waiting = self.waiting.iter_mut();
         let Some(waiting) = waiting.find(|waiting| waiting.number == number) else {
             return;
         };
         let (owner, who) = (waiting.owner, waiting.client.who);
         let _guard = limit::caused_by_user(who.uid);
-        let needs = self.quarantine.needs(program.as_ref());
+        if !(self.quarantine.is_on() && quarantine::is_program_needed(&waiting.client)) {
+            identity.program = None;
+        }
+        let needs = self.quarantine.needs(identity.program.as_ref());
         let ready = self
             .running
             .iter()
@@ -272,7 +274,7 @@ impl Servers {
             "Server is not ready, push client to pending list"
         };
         tracing::info!("NEW CLIENT {} from user {}: {what}", who.pid, who.uid);
-        waiting.program = Sought::Found(program);
+        waiting.identity = Sought::Found(identity);
         self.advance();
     }
 
@@ -290,7 +292,7 @@ impl Servers {
                 READ_PATIENCE.as_secs()
             );
             drop(guard);
-            self.go_on(number, None);
+            self.go_on(number, Identity::default());
         }
     }
 
@@ -615,7 +617,7 @@ impl Servers {
         self.running.iter_mut().find(|server| server.pid == pid)
     }
 
-    /// Whether all servers have ended, apart from those that cannot be ended.
+    /// Whether all servers have ended that can be ended.
     pub fn all_ended(&self) -> bool {
         self.running.iter().all(|server| server.remains.is_some())
     }
@@ -662,9 +664,9 @@ impl Servers {
     fn hand_over(&mut self) {
         let (running, quarantine) = (&mut self.running, &self.quarantine);
         self.waiting.retain_mut(|waiting| {
-            if !waiting.is_identified() {
+            let Sought::Found(identity) = &waiting.identity else {
                 return true;
-            }
+            };
             let needs = quarantine.needs(waiting.program());
             let takes = |server: &&mut Server| {
                 server.serves(waiting.owner.uid, needs)
@@ -682,7 +684,7 @@ impl Servers {
                 Ok(()) => {
                     server.handed_over.push(Coming {
                         who: waiting.client.who,
-                        program: waiting.program().cloned(),
+                        identity: identity.clone(),
                     });
                     false
                 }

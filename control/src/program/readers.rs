@@ -1,9 +1,10 @@
-//! Threads that read the programs of processes from /proc, so that the daemon's main thread does not.
+//! Threads that read the command lines and programs of processes from /proc, so that the threads of daemon and servers
+//! do not wait for it.
 //!
 //! The kernel reads a command line from the process's memory, and a process can keep that memory locked for as long as
 //! it likes. Each user has readers of its own: a process that cannot be read delays programs of its own user only.
 
-use super::Program;
+use super::{Identity, Program};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use parking_lot::Mutex;
@@ -26,7 +27,7 @@ const WAITING: usize = 4096;
 /// Stack of a reader, bytes.
 const STACK: usize = 256 << 10;
 
-type Read = dyn Fn(i32, u32) -> Option<Program> + Send + Sync;
+type Read = dyn Fn(i32, u32) -> Identity + Send + Sync;
 
 #[derive(Default)]
 struct User {
@@ -40,7 +41,7 @@ struct State {
     /// Users with readers.
     users: BTreeMap<u32, User>,
     /// Results that have not been taken yet, by the client's number.
-    found: Vec<(u64, Option<Program>)>,
+    found: Vec<(u64, Identity)>,
 }
 
 struct Shared {
@@ -53,7 +54,7 @@ struct Shared {
 /// The readers of all users.
 pub struct Readers(Arc<Shared>);
 
-/// A program that is being read. Dropped, it is not read any more, or its result is not needed.
+/// A process that is being read. Dropped, it is not read any more, or its result is not needed.
 pub struct Reading {
     shared: Arc<Shared>,
     number: u64,
@@ -72,8 +73,8 @@ pub fn read_within(patience: Duration, processes: &[(i32, u32)]) -> Vec<Option<P
     let readings: Vec<Reading> = readings.flatten().collect();
     let mut left = readings.len();
     while left > 0 && Instant::now() < until {
-        for (number, program) in readers.take_by(until) {
-            programs[number as usize] = program;
+        for (number, found) in readers.take_by(until) {
+            programs[number as usize] = found.program;
             left -= 1;
         }
     }
@@ -93,12 +94,10 @@ impl Readers {
     /// # Errors
     /// There is no descriptor for the event.
     pub fn new() -> io::Result<Readers> {
-        Readers::with(Program::of_process)
+        Readers::with(Identity::of_process)
     }
 
-    fn with(
-        read: impl Fn(i32, u32) -> Option<Program> + Send + Sync + 'static,
-    ) -> io::Result<Readers> {
+    fn with(read: impl Fn(i32, u32) -> Identity + Send + Sync + 'static) -> io::Result<Readers> {
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         Ok(Readers(Arc::new(Shared {
             state: Mutex::default(),
@@ -107,8 +106,8 @@ impl Readers {
         })))
     }
 
-    /// Begins to read the program of a process of this user; the result comes with `number`. `None`: too many processes
-    /// are being read, and its program stays unknown.
+    /// Begins to read the command line and program of a process of this user; the result comes with `number`. `None`: too
+    /// many processes are being read, and they stay unknown.
     pub fn read(&self, number: u64, pid: i32, uid: u32) -> Option<Reading> {
         let mut state = self.0.state.lock();
         let readers: usize = state.users.values().map(|user| user.readers).sum();
@@ -140,8 +139,8 @@ impl Readers {
         })
     }
 
-    /// The next results, once there are any.
-    fn take_by(&self, until: Instant) -> Vec<(u64, Option<Program>)> {
+    /// The next results, once there are any; none after the deadline.
+    pub fn take_by(&self, until: Instant) -> Vec<(u64, Identity)> {
         // Rounded up, so that the deadline has passed when poll returns without an event.
         let left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
         let left = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
@@ -155,8 +154,8 @@ impl Readers {
         self.0.wake.as_fd()
     }
 
-    /// The results since the last call, each with the client's number; without a program, it cannot be determined.
-    pub fn take(&self) -> Vec<(u64, Option<Program>)> {
+    /// The results since the last call, each with the client's number.
+    pub fn take(&self) -> Vec<(u64, Identity)> {
         // First, so that a result that comes now wakes again. Not readable: no result has come.
         let _ = self.0.wake.read();
         mem::take(&mut self.0.state.lock().found)
@@ -176,9 +175,9 @@ impl Shared {
                 return;
             };
             drop(state);
-            let program = (self.read)(pid, uid);
+            let found = (self.read)(pid, uid);
             state = self.state.lock();
-            state.found.push((number, program));
+            state.found.push((number, found));
             // Fails only when the counter is full: then it is readable.
             let _ = self.wake.write(1);
         }
@@ -217,7 +216,11 @@ mod tests {
                     let mut is_open = gate.0.lock();
                     gate.1.wait_while(&mut is_open, |is_open| !*is_open);
                 }
-                Some(Program::named(uid, &format!("/{pid}")))
+                let name = format!("/{pid}");
+                Identity {
+                    program: Some(Program::named(uid, &name)),
+                    command: Some(name),
+                }
             });
             Gate {
                 readers: readers.expect("an event"),
@@ -238,8 +241,8 @@ mod tests {
                     .readers
                     .take_by(Instant::now() + Duration::from_secs(120));
                 assert!(!found.is_empty(), "only {results:?} came");
-                let named = |(number, program): (u64, Option<Program>)| {
-                    (number, program.expect("a program").name)
+                let named = |(number, found): (u64, Identity)| {
+                    (number, found.program.expect("a program").name)
                 };
                 results.extend(found.into_iter().map(named));
             }

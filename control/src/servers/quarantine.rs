@@ -3,7 +3,7 @@
 use super::{Server, Servers, State, Waiting};
 use crate::link::{Arrival, LONGEST_KERNEL, MOST_SUSPECTS, Suspect};
 use crate::logging::limit;
-use crate::program::Program;
+use crate::program::{Identity, Program};
 use crate::quarantine::{CLEAN_RUNS, Entry, Quarantine, accusation};
 use crate::spawn::{Owner, Users};
 use mpsshim_model::client::Credentials;
@@ -20,8 +20,8 @@ pub const MOST_APART: usize = 8;
 pub struct Coming {
     /// Its credentials.
     pub who: Credentials,
-    /// Its program, if known.
-    pub program: Option<Program>,
+    /// Its command line and its program, if known.
+    pub identity: Identity,
 }
 
 /// Findings about programs in a server's reports.

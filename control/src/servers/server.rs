@@ -67,9 +67,11 @@ pub struct Client {
     pub uid: u32,
     /// It has ended, but its work on the device goes on.
     pub stuck: bool,
+    /// The first word of its command line, if known.
+    pub command: Option<String>,
     /// Its program, if known.
     pub program: Option<Program>,
-    /// Its program is being read.
+    /// Its command line and program are being read.
     pub(super) reading: Option<Reading>,
 }
 
@@ -101,7 +103,7 @@ pub struct Server {
     trusted: bool,
     /// Its usage reports that the daemon has not processed yet.
     pub(super) usage: Vec<Report>,
-    /// Sessions whose clients' programs must be read.
+    /// Sessions whose clients' command lines and programs must be read.
     pub(super) unread: Vec<u64>,
     /// Clients handed over whose fate is not reported yet.
     pub(super) handed_over: Vec<Coming>,
@@ -348,11 +350,13 @@ impl Server {
                 if coming.is_none() {
                     self.unread.push(session);
                 }
+                let known = coming.map(|coming| coming.identity).unwrap_or_default();
                 let client = Client {
                     pid: client,
                     uid,
                     stuck: false,
-                    program: coming.and_then(|coming| coming.program),
+                    command: known.command,
+                    program: known.program,
                     reading: None,
                 };
                 self.sessions.insert(session, client);

@@ -3,7 +3,7 @@
 use mpsshim_tests::PATIENCE;
 use mpsshim_tests::control_daemon::{Place, as_user, has_ended, other_user, two_users, wait_until};
 use mpsshim_tests::programs::{Running, preloaded, survivor, well};
-use mpsshim_tests::scene::{daemon, daemon_with_options};
+use mpsshim_tests::scene::{daemon, daemon_with, daemon_with_options};
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
@@ -82,7 +82,7 @@ fn list(place: &Place, command: &[&str]) -> Vec<Value> {
     serde_json::from_str(&done.out).expect("an array")
 }
 
-/// Numbers of clients that are served and that wait. Unlike `ps`, the command reads no command line.
+/// Numbers of clients that are served and that wait.
 fn clients(place: &Place) -> (u64, u64) {
     let rows = list(place, &["users"]);
     let sum = |name: &str| rows.iter().filter_map(|row| row[name].as_u64()).sum();
@@ -119,12 +119,84 @@ fn a_program_that_cannot_be_read_keeps_no_other_user_waiting() {
     // The daemon serves others and answers, and the client waits for its program.
     let second = as_user(two, || start(&place, &other));
     assert_eq!(clients(&place), (2, 1));
+    assert_eq!(list(&place, &["ps"]).len(), 2);
     reader.write_all(line).expect("a reader");
     drop((reader, blocked));
     assert_eq!(slow.line(), "started");
     assert!(is_apart(&place, &slow));
     assert!(!is_apart(&place, &first) && !is_apart(&place, &second));
     assert_eq!(clients(&place), (3, 0));
+}
+
+/// `get_client_list` of the only server, and `ps`, each as process ids and commands.
+fn commands(place: &Place) -> [Vec<(Value, Value)>; 2] {
+    let server = list(place, &["get_server_list"])[0]["pid"].to_string();
+    let commands: [&[&str]; 2] = [&["get_client_list", &server], &["ps"]];
+    commands.map(|command| {
+        let rows = list(place, command).into_iter();
+        rows.map(|row| (row["pid"].clone(), row["command"].clone()))
+            .collect()
+    })
+}
+
+#[test]
+fn clients_are_listed_without_reading_their_command_lines() {
+    if other_user().is_none() {
+        return;
+    }
+    for (quarantine, mode) in [("auto", "proxy"), ("off", "proxy"), ("auto", "direct")] {
+        let place = daemon_with(&[("MPSSHIM_QUARANTINE", quarantine)]);
+        let program = survivor(&place, "program");
+        let mut command = preloaded(&program, place.pipe());
+        let command = command.env("MPSSHIM_MODE", mode);
+        let client = Running::start_until(command, "started");
+        let _blocked = Blocked::new(&place, client.pid());
+        let row = (json!(client.pid()), json!(program));
+        let listed = commands(&place);
+        assert_eq!(
+            listed,
+            [vec![row.clone()], vec![row]],
+            "{quarantine} {mode}"
+        );
+        let table = place.control(&["ps"]).out;
+        assert!(table.contains(&program.display().to_string()), "{table}");
+    }
+}
+
+#[test]
+fn a_client_that_cannot_be_read_delays_no_trace() {
+    if other_user().is_none() {
+        return;
+    }
+    let place = daemon();
+    let other = survivor(&place, "other");
+    for mode in ["proxy", "direct"] {
+        let mut command = preloaded(&other, place.pipe());
+        let mut first = Running::start_until(command.env("MPSSHIM_MODE", mode), "started");
+        let blocked = Blocked::new(&place, first.pid());
+        let path = place.path().join(format!("{mode}.json"));
+        let done = place.control(&["trace", "start", path.to_str().expect("UTF-8")]);
+        assert_eq!((done.code, &*done.out, &*done.err), (0, "", ""));
+        let mut command = preloaded(&other, place.pipe());
+        let mut second = Running::start_until(command.env("MPSSHIM_MODE", mode), "started");
+        for client in [&mut first, &mut second] {
+            client.say("round");
+            assert!(client.line().starts_with("ok 2 "));
+        }
+        let _reader = blocked.reader();
+        let done = place.control(&["trace", "stop"]);
+        assert_eq!((done.code, &*done.err), (0, ""), "{}", done.out);
+        let text = fs::read_to_string(&path).expect("a file");
+        let events: Vec<Value> = serde_json::from_str(&text).expect("JSON");
+        let name = |client: &Running| {
+            let mut events = events.iter();
+            let is_it =
+                |event: &&Value| event["name"] == "process_name" && event["pid"] == client.pid();
+            events.find(is_it).expect("a name")["args"]["name"].clone()
+        };
+        assert_eq!(name(&first), format!("unknown ({})", first.pid()));
+        assert_eq!(name(&second), format!("other ({})", second.pid()));
+    }
 }
 
 #[test]
