@@ -23,7 +23,7 @@ use crate::seqpacket;
 use mpsshim_api::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
-use quarantine::Coming;
+use quarantine::{Coming, MOST_APART};
 pub use server::{Client, Server, State};
 use standby::Restart;
 use std::fs::File;
@@ -263,7 +263,7 @@ impl Servers {
         if !(self.quarantine.is_on() && quarantine::is_program_needed(&waiting.client)) {
             identity.program = None;
         }
-        let needs = self.quarantine.needs(identity.program.as_ref());
+        let needs = quarantine::needed(&self.quarantine, &self.running, identity.program.as_ref());
         let ready = self
             .running
             .iter()
@@ -662,12 +662,12 @@ impl Servers {
 
     /// Hands clients to servers that accept them.
     fn hand_over(&mut self) {
-        let (running, quarantine) = (&mut self.running, &self.quarantine);
+        let (running, list) = (&mut self.running, &self.quarantine);
         self.waiting.retain_mut(|waiting| {
             let Sought::Found(identity) = &waiting.identity else {
                 return true;
             };
-            let needs = quarantine.needs(waiting.program());
+            let needs = quarantine::needed(list, running, waiting.program());
             let takes = |server: &&mut Server| {
                 server.serves(waiting.owner.uid, needs)
                     && server.state == State::Active
@@ -682,6 +682,15 @@ impl Servers {
             };
             match link.hand_over(&waiting.client) {
                 Ok(()) => {
+                    if server.quarantined.is_none()
+                        && let Some(program) = waiting.program().filter(|one| list.holds(one))
+                    {
+                        let pid = waiting.client.who.pid;
+                        let _guard = limit::caused_by_user(waiting.client.who.uid);
+                        tracing::warn!(
+                            "Client {pid} of the quarantined program {program} gets the usual server: there are servers for {MOST_APART} other programs"
+                        );
+                    }
                     server.handed_over.push(Coming {
                         who: waiting.client.who,
                         identity: identity.clone(),

@@ -3,7 +3,7 @@
 use mpsshim_tests::PATIENCE;
 use mpsshim_tests::control_daemon::{Done, Place, as_user, has_ended, two_users, wait_until};
 use mpsshim_tests::programs::{Running, preloaded, survivor, well};
-use mpsshim_tests::scene::{daemon, daemon_with};
+use mpsshim_tests::scene::{daemon, daemon_with, daemon_with_options};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
@@ -345,4 +345,116 @@ fn another_user_waits_for_all_servers_and_changes_his_own_programs_only() {
     // The same program of another user is another program.
     succeed(&place.control_as(one, &["quarantine", "release", &name]));
     assert_eq!(quarantined(&place), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn between_users_a_program_is_quarantined_after_its_second_fault_with_others() {
+    let Some([one, two]) = two_users() else {
+        return;
+    };
+    let place = daemon_with_options(&["-d", "-M"], &[]);
+    let (first, second) = (survivor(&place, "first"), survivor(&place, "second"));
+    let busy = survivor(&place, "busy");
+    let count = |text: &str| place.log("control.log").matches(text).count();
+    // Faults while the neighbour has work in flight.
+    let fault_beside = |program: &Path, neighbour: &mut Running| {
+        become_busy(&place, neighbour);
+        as_user(one, || fault(&place, program));
+    };
+    let start_busy = || as_user(two, || start(&place, &busy));
+
+    let mut neighbour = start_busy();
+    fault_beside(&first, &mut neighbour);
+    wait_until("both are suspects", || {
+        count("is quarantined if it may have caused another fault") == 2
+    });
+    assert_eq!(quarantined(&place), [] as [PathBuf; 0]);
+    neighbour.kill();
+
+    let mut neighbour = start_busy();
+    assert_eq!(client(&place, &neighbour)["quarantined"], 0);
+    fault_beside(&second, &mut neighbour);
+    wait_until("the neighbour is listed", || {
+        quarantined(&place) == [busy.as_path()]
+    });
+    assert_eq!(list(&place, &["quarantine", "list"])[0]["faults"], 2);
+    neighbour.kill();
+
+    // A fault that it has caused alone is enough.
+    let neighbour = start_busy();
+    assert_eq!(client(&place, &neighbour)["quarantined"], 1);
+    as_user(one, || fault(&place, &second));
+    wait_until("it is listed", || {
+        quarantined(&place) == [busy.as_path(), second.as_path()]
+    });
+}
+
+#[test]
+fn between_users_a_suspect_is_forgotten_after_clean_runs_or_when_released() {
+    let Some([one, two]) = two_users() else {
+        return;
+    };
+    let place = daemon_with_options(&["-d", "-M"], &[]);
+    let busy = survivor(&place, "busy");
+    let text = "is quarantined if it may have caused another fault";
+    let noted = |program: &Path| {
+        let log = place.log("control.log");
+        let name = program.display().to_string();
+        let of_it = |line: &&str| line.contains(text) && line.contains(&name);
+        log.lines().filter(of_it).count()
+    };
+    for round in 1..=3 {
+        // Each time another program faults beside it.
+        let faulty = survivor(&place, &format!("faulty{round}"));
+        let mut neighbour = as_user(two, || start(&place, &busy));
+        become_busy(&place, &mut neighbour);
+        as_user(one, || fault(&place, &faulty));
+        wait_until("it is a suspect", || noted(&busy) == round);
+        neighbour.kill();
+        if round == 1 {
+            for _ in 0..3 {
+                as_user(two, || work(&place, &busy));
+            }
+            wait_until("they have gone", || list(&place, &["ps"]).is_empty());
+        } else {
+            succeed(&place.control(&["quarantine", "release", "all"]));
+        }
+    }
+    assert_eq!(quarantined(&place), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn programs_beyond_the_bound_get_the_usual_server() {
+    let place = daemon();
+    let programs: Vec<PathBuf> = (0..9)
+        .map(|number| survivor(&place, &format!("good{number}")))
+        .collect();
+    for program in &programs {
+        succeed(&place.control(&["quarantine", "add", &program.display().to_string()]));
+    }
+    let mut apart: Vec<Running> = Vec::new();
+    for program in &programs[..8] {
+        apart.push(start(&place, program));
+        let last = apart.last().expect("one");
+        assert_eq!(client(&place, last)["quarantined"], 1);
+    }
+    let mut beyond = start(&place, &programs[8]);
+    assert_eq!(client(&place, &beyond)["quarantined"], 0);
+    assert!(ask(&mut beyond, "round").starts_with("ok 2 "));
+    let log = place.log("control.log");
+    let name = programs[8].display();
+    let said = format!("{name} of user {} gets the usual server", place.uid());
+    assert!(log.contains(&said), "{log}");
+    // A further process of a program that has a server gets that one.
+    let second = start(&place, &programs[0]);
+    let server = |running: &Running| client(&place, running)["server"].clone();
+    assert_eq!(server(&second), server(&apart[0]));
+
+    drop(apart.pop().expect("one").finish(PATIENCE));
+    wait_until("its server has ended", || {
+        list(&place, &["get_server_list"]).len() == 8
+    });
+    let next = start(&place, &programs[8]);
+    assert_eq!(client(&place, &next)["quarantined"], 1);
+    assert_eq!(client(&place, &beyond)["quarantined"], 0);
 }
