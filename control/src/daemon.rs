@@ -151,6 +151,7 @@ enum Source {
     Devices,
     Peer(u64),
     Waiting(u64),
+    Readers,
     Server(i32),
     ServerEnd,
 }
@@ -227,7 +228,7 @@ impl Daemon {
         }
         let launcher = Launcher::new(settings.clone(), users, server_log);
         let devices = devices_of_settings(&launcher, &settings.defaults)?;
-        let mut servers = Servers::new(launcher, settings.defaults.clone());
+        let mut servers = Servers::new(launcher, settings.defaults.clone())?;
         if let Some(endpoint) = metrics {
             tracing::info!("Metrics are at http://{}/metrics", endpoint.address());
             endpoint.serve(settings, servers.faults())?;
@@ -330,6 +331,7 @@ impl Daemon {
             // Only the end of the connection is watched; the server reads its packets.
             watch(Source::Waiting(number), connection, PollFlags::empty());
         }
+        watch(Source::Readers, self.servers.readers(), input);
         for server in self.servers.all() {
             if let Some(link) = server.link() {
                 let room = if server.link_full() {
@@ -448,6 +450,7 @@ impl Daemon {
             Source::Devices => self.devices.hear(),
             Source::Peer(number) => self.hear(number),
             Source::Waiting(number) => self.servers.leave(number),
+            Source::Readers => self.servers.programs_read(),
             Source::Server(pid) => self.servers.link_ready(pid),
             Source::ServerEnd => {
                 self.servers.reap();

@@ -655,7 +655,8 @@ pub fn weights(server: i32, client: i32, weights: &[(u64, u32)]) -> Listing {
     )
 }
 
-/// Number of a process's PID namespace; `-` if it cannot be read.
+/// Number of a process's PID namespace; `-` if it cannot be read. Unlike the command line, the kernel does not read it
+/// from the memory of the process, which therefore cannot delay it.
 fn namespace(pid: i32) -> String {
     let link = fs::read_link(format!("/proc/{pid}/ns/pid")).unwrap_or_default();
     let text = link.to_string_lossy();
@@ -665,22 +666,12 @@ fn namespace(pid: i32) -> String {
     number.unwrap_or("-").to_owned()
 }
 
-/// The program as it was called, without characters that would garble the table; `-` if it cannot be read.
+/// The program as it was called, without characters that would garble the table; `-` if it could not be read.
 fn program(client: &Client) -> String {
     if client.stuck {
         return "(ended; its work goes on)".into();
     }
-    called(client.pid)
-}
-
-fn called(pid: i32) -> String {
-    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
-    let text: String = String::from_utf8_lossy(first)
-        .chars()
-        .filter(|c| !c.is_control())
-        .collect();
-    if text.is_empty() { "-".into() } else { text }
+    client.command.clone().unwrap_or_else(|| "-".into())
 }
 
 #[cfg(test)]
@@ -691,9 +682,8 @@ mod tests {
     fn a_process_is_described() {
         let own = std::process::id() as i32;
         assert!(namespace(own).parse::<u64>().is_ok());
-        assert_eq!(called(own), std::env::args().next().unwrap_or_default());
         // No process has this id.
-        assert_eq!((namespace(0).as_str(), called(0).as_str()), ("-", "-"));
+        assert_eq!(namespace(0), "-");
     }
 
     #[test]

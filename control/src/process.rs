@@ -75,7 +75,8 @@ impl Process {
         let Process::Child(child) = self else {
             return false;
         };
-        // The process id cannot be reused before this process waits for the child.
+        // The process id cannot be reused before this process waits for the child. The kernel counts these pages without
+        // the lock of the memory map, which the process could keep (as it could for cmdline, environ and maps).
         let pages = fs::read_to_string(format!("/proc/{}/statm", child.id()));
         pages.is_ok_and(|pages| pages.split_whitespace().all(|pages| pages == "0"))
     }

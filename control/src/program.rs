@@ -2,26 +2,20 @@
 //!
 //! A program is an executable together with its user; for an interpreter, also the script, module or code.
 
+pub mod readers;
+
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::cmp::Ordering;
-use std::collections::BTreeSet;
 use std::fmt;
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::{Mutex, mpsc};
-use std::thread;
-use std::time::Duration;
 
 /// Bytes of a command line that are read.
 const COMMAND_LINE: u64 = 4096;
-/// Timeout for reading a command line; takes some microseconds for a cooperative process.
-const READ_PATIENCE: Duration = Duration::from_secs(1);
-/// Maximum number of command lines being read at a time, at most one for each user.
-const MOST_READERS: usize = 64;
 /// Longest name of a program, bytes; the end of a longer name is replaced by a hash.
 pub const LONGEST: usize = 1024;
 /// Workers of Python's multiprocessing count as their parents' program; number of generations followed.
@@ -34,6 +28,27 @@ pub struct Program {
     pub uid: u32,
     /// Path of the executable; for an interpreter, followed by the script, module or code.
     pub name: String,
+}
+
+/// Description of a process from its /proc files, as far as they can be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// The first word of its command line: the program as it was called.
+    pub command: Option<String>,
+    /// Its program.
+    pub program: Option<Program>,
+}
+
+impl Identity {
+    /// Reads it for a process of this user. The process can make it block without end, since the kernel reads a command
+    /// line from the memory of the process: only [`readers`] call it.
+    fn of_process(pid: i32, uid: u32) -> Identity {
+        let line = command_line(pid);
+        Identity {
+            command: line.as_deref().and_then(first_word),
+            program: Program::of_process(pid, uid, line),
+        }
+    }
 }
 
 impl fmt::Display for Program {
@@ -62,9 +77,9 @@ impl Program {
         !self.name.is_empty() && *self == Program::named(self.uid, &self.name)
     }
 
-    /// The program of a process of this user; `None` if it cannot be determined.
-    pub fn of_process(pid: i32, uid: u32) -> Option<Program> {
-        let mut pid = pid;
+    /// The program of a process of this user with this command line; `None` if it cannot be determined.
+    fn of_process(pid: i32, uid: u32, line: Option<Vec<u8>>) -> Option<Program> {
+        let (mut pid, mut line) = (pid, line);
         for _ in 0..GENERATIONS {
             let folder = format!("/proc/{pid}");
             // The process id may have been reused for another user's process.
@@ -74,7 +89,7 @@ impl Program {
             let executable = executable.to_string_lossy().into_owned();
             // For any other executable the arguments are not needed.
             let arguments = match interpreter(&executable).is_some() {
-                true => arguments(&command_line(&folder, uid)?),
+                true => arguments(&line?),
                 false => Vec::new(),
             };
             if !is_worker(&executable, &arguments) {
@@ -83,6 +98,7 @@ impl Program {
                 return Some(Program::named(uid, &name));
             }
             pid = parent(&folder)?;
+            line = command_line(pid);
         }
         None
     }
@@ -114,32 +130,20 @@ pub fn with_real_paths(line: &str) -> Cow<'_, str> {
     Cow::Owned(words.join(" "))
 }
 
-/// The beginning of a process's command line. The kernel reads it from the process's memory, and the process can set up
-/// that memory so that the read never returns: a separate thread reads it, one at a time for each user.
-fn command_line(folder: &str, uid: u32) -> Option<Vec<u8>> {
-    static READING: Mutex<BTreeSet<u32>> = Mutex::new(BTreeSet::new());
-    let mut reading = READING.lock().ok()?;
-    if reading.len() >= MOST_READERS || !reading.insert(uid) {
-        return None;
-    }
-    drop(reading);
-    let path = format!("{folder}/cmdline");
-    let (sender, line) = mpsc::channel();
-    let read = move || {
-        let mut line = Vec::new();
-        let file = File::open(path).and_then(|file| file.take(COMMAND_LINE).read_to_end(&mut line));
-        if let Ok(mut reading) = READING.lock() {
-            reading.remove(&uid);
-        }
-        // The receiver is gone if the read took too long.
-        let _ = sender.send(file.is_ok().then_some(line));
-    };
-    let started = thread::Builder::new().name("cmdline".into()).spawn(read);
-    if started.is_err() {
-        READING.lock().ok()?.remove(&uid);
-        return None;
-    }
-    line.recv_timeout(READ_PATIENCE).ok()?
+/// The beginning of a process's command line.
+fn command_line(pid: i32) -> Option<Vec<u8>> {
+    let mut line = Vec::new();
+    let file = File::open(format!("/proc/{pid}/cmdline")).ok()?;
+    file.take(COMMAND_LINE).read_to_end(&mut line).ok()?;
+    Some(line)
+}
+
+/// The first word of a command line, without characters that would garble a table; `None`: it is empty.
+fn first_word(line: &[u8]) -> Option<String> {
+    let first = line.split(|byte| *byte == 0).next().unwrap_or_default();
+    let text = String::from_utf8_lossy(first);
+    let text: String = text.chars().filter(|c| !c.is_control()).collect();
+    (!text.is_empty()).then_some(text)
 }
 
 fn hash(bytes: &[u8]) -> u64 {
@@ -480,14 +484,26 @@ mod tests {
     #[test]
     fn the_program_of_a_process_is_found() {
         let (pid, uid) = (std::process::id() as i32, nix::unistd::geteuid().as_raw());
-        let own = Program::of_process(pid, uid).expect("this process");
+        let found = Identity::of_process(pid, uid);
+        assert_eq!(found.command, std::env::args().next());
+        let own = found.program.expect("this process");
         let executable = std::env::current_exe().expect("a path");
         assert_eq!(own.name, executable.display().to_string());
         assert_eq!(own.uid, uid);
-        assert_eq!(Program::of_process(pid, uid + 1), None, "another user's");
-        assert_eq!(Program::of_process(0, uid), None);
+        let theirs = Identity::of_process(pid, uid + 1);
+        assert_eq!(theirs.program, None, "another user's");
+        assert_eq!(Identity::of_process(0, uid), Identity::default());
         let stat = parent("/proc/self").expect("a parent");
         assert_eq!(stat, nix::unistd::getppid().as_raw());
+    }
+
+    #[test]
+    fn a_program_as_it_was_called_fits_a_table() {
+        assert_eq!(
+            first_word(b"/a b\x1b[2J\n\0-x\0").as_deref(),
+            Some("/a b[2J")
+        );
+        assert_eq!((first_word(b""), first_word(b"\n\0-x\0")), (None, None));
     }
 
     #[test]

@@ -1,11 +1,11 @@
-//! The list of quarantined programs: those that may have caused a fault. From their next start on they have servers of
+//! The list of quarantined programs, which may have caused a fault. From their next start on they have servers of
 //! their own, so that their next fault affects no other program.
 
 use crate::program::Program;
 use serde::{Deserialize, Serialize};
 use std::time::SystemTime;
 
-/// Maximum number of programs; the oldest is removed for a new one.
+/// Maximum number of programs in a list; the oldest is removed for a new one.
 const MOST: usize = 1024;
 /// Maximum number of programs of one user.
 const MOST_OF_USER: usize = 128;
@@ -44,11 +44,13 @@ pub struct Entry {
     pub clean: u32,
 }
 
-/// The list, oldest first.
+/// The lists, oldest first.
 #[derive(Debug)]
 pub struct Quarantine {
     policy: QuarantinePolicy,
     entries: Vec<Entry>,
+    /// Programs that are not quarantined yet: each was one of several that may have caused a fault.
+    suspects: Vec<Entry>,
 }
 
 impl Quarantine {
@@ -57,6 +59,7 @@ impl Quarantine {
         Quarantine {
             policy,
             entries: Vec::new(),
+            suspects: Vec::new(),
         }
     }
 
@@ -85,30 +88,42 @@ impl Quarantine {
         if !self.is_on() || self.holds(&program) {
             return false;
         }
-        let of_user = |entry: &Entry| entry.program.uid == program.uid;
-        if self.entries.iter().filter(|entry| of_user(entry)).count() >= MOST_OF_USER {
-            let oldest = self.entries.iter().position(of_user);
-            oldest.map(|oldest| self.entries.remove(oldest));
-        } else if self.entries.len() >= MOST {
-            self.entries.remove(0);
-        }
-        self.entries.push(Entry {
-            program,
-            since: SystemTime::now(),
-            faults: 0,
-            clean: 0,
-        });
+        insert(&mut self.entries, program, 0);
         true
     }
 
     /// A program may have caused a fault; `true`: it was added to the list.
     pub fn accuse(&mut self, program: &Program) -> bool {
+        let mut suspects = self.suspects.iter();
+        let noted = suspects.position(|one| one.program == *program);
+        let earlier = noted.map_or(0, |at| self.suspects.remove(at).faults);
         let is_new = self.add(program.clone());
         if let Some(entry) = self.entry(program) {
-            entry.faults = entry.faults.saturating_add(1);
+            entry.faults = entry.faults.saturating_add(earlier + 1);
             entry.clean = 0;
         }
         is_new
+    }
+
+    /// A program is one of several, also of other users, that may have caused a fault. Only the second such fault is held
+    /// against it, as [`Quarantine::accuse`] does; `None`: this is the first one.
+    pub fn suspect(&mut self, program: &Program) -> Option<bool> {
+        let is_known = self.suspects.iter().any(|one| one.program == *program);
+        if !self.is_on() || is_known || self.holds(program) {
+            return Some(self.accuse(program));
+        }
+        insert(&mut self.suspects, program.clone(), 1);
+        None
+    }
+
+    /// A process of a program has ended at a usual server without a fault: a suspect is one no more after as many in a row
+    /// as release a program.
+    pub fn note_clean_run_of_suspect(&mut self, program: &Program) {
+        let mut suspects = self.suspects.iter_mut();
+        if let Some(one) = suspects.find(|one| one.program == *program) {
+            one.clean += 1;
+        }
+        self.suspects.retain(|one| one.clean < CLEAN_RUNS);
     }
 
     /// A process of a quarantined program has ended without a fault; `true`: the program is released.
@@ -124,13 +139,31 @@ impl Quarantine {
         is_good
     }
 
-    /// Removes the matching programs from the list and returns them.
+    /// Removes the matching programs from the list and returns them. Matching suspects are forgotten.
     pub fn release(&mut self, is_meant: impl Fn(&Program) -> bool) -> Vec<Program> {
+        self.suspects.retain(|one| !is_meant(&one.program));
         let released = self
             .entries
             .extract_if(.., |entry| is_meant(&entry.program));
         released.map(|entry| entry.program).collect()
     }
+}
+
+/// Adds a program to a list. Its user's oldest program makes room, or the oldest of all.
+fn insert(list: &mut Vec<Entry>, program: Program, faults: u32) {
+    let of_user = |entry: &Entry| entry.program.uid == program.uid;
+    if list.iter().filter(|entry| of_user(entry)).count() >= MOST_OF_USER {
+        let oldest = list.iter().position(of_user);
+        oldest.map(|oldest| list.remove(oldest));
+    } else if list.len() >= MOST {
+        list.remove(0);
+    }
+    list.push(Entry {
+        program,
+        since: SystemTime::now(),
+        faults,
+        clean: 0,
+    });
 }
 
 #[cfg(test)]
@@ -169,6 +202,57 @@ mod tests {
         assert!(list.note_clean_run(&faulty));
         assert!(!list.holds(&faulty));
         assert!(!list.note_clean_run(&faulty), "not in the list");
+    }
+
+    #[test]
+    fn one_of_several_suspects_is_quarantined_by_its_second_fault() {
+        let mut list = list();
+        let [one, other] = [program(7, "/a"), program(8, "/a")];
+        assert_eq!(list.suspect(&one), None);
+        assert!(!list.holds(&one));
+        assert_eq!(list.suspect(&other), None);
+        assert_eq!(list.suspect(&one), Some(true));
+        assert!(list.holds(&one) && !list.holds(&other));
+        assert_eq!(list.iter().next().map(|entry| entry.faults), Some(2));
+        assert_eq!(list.suspect(&one), Some(false), "it was there");
+        // A fault that it has caused alone.
+        assert!(list.accuse(&other));
+        assert!(list.suspects.is_empty());
+        let mut off = Quarantine::new(QuarantinePolicy::Off);
+        assert_eq!([off.suspect(&one), off.suspect(&one)], [Some(false); 2]);
+    }
+
+    #[test]
+    fn suspects_are_forgotten_after_clean_runs_and_when_released() {
+        let mut list = list();
+        let one = program(7, "/a");
+        for _ in 0..CLEAN_RUNS {
+            assert_eq!(list.suspect(&one), None);
+            for _ in 0..CLEAN_RUNS {
+                list.note_clean_run_of_suspect(&one);
+            }
+        }
+        assert_eq!(list.suspect(&one), None);
+        assert_eq!(list.release(|_| true), []);
+        assert_eq!(list.suspect(&one), None);
+        for _ in 1..CLEAN_RUNS {
+            list.note_clean_run_of_suspect(&one);
+        }
+        assert_eq!(list.suspect(&one), Some(true));
+        // Of a quarantined program, only processes with a server of its own count.
+        list.note_clean_run_of_suspect(&one);
+        assert_eq!(list.iter().next().map(|entry| entry.clean), Some(0));
+    }
+
+    #[test]
+    fn suspects_are_bounded() {
+        let mut list = list();
+        for number in 0..=MOST_OF_USER {
+            assert_eq!(list.suspect(&program(7, &format!("/{number}"))), None);
+        }
+        assert_eq!(list.suspects.len(), MOST_OF_USER);
+        assert_eq!(list.suspect(&program(7, "/0")), None, "it was forgotten");
+        assert_eq!(list.suspect(&program(7, "/7")), Some(true));
     }
 
     #[test]

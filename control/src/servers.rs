@@ -13,7 +13,8 @@ mod traces;
 use super::defaults::Defaults;
 use super::greeting;
 use super::process::Process;
-use super::program::Program;
+use super::program::readers::{READ_PATIENCE, Readers, Reading};
+use super::program::{Identity, Program};
 use super::quarantine::Quarantine;
 use super::spawn::{Launcher, Owner, Start};
 use crate::link::{Arrival, Link};
@@ -22,10 +23,12 @@ use crate::seqpacket;
 use mpsshim_api::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
-use quarantine::Coming;
+use quarantine::{Coming, MOST_APART};
 pub use server::{Client, Server, State};
 use standby::Restart;
 use std::fs::File;
+use std::io;
+use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
@@ -62,8 +65,43 @@ struct Waiting {
     client: Arrival,
     /// The user or users that its server must serve.
     owner: Owner,
-    /// The client's program, if known.
-    program: Option<Program>,
+    identity: Sought,
+}
+
+/// The command line and program of a client that waits.
+enum Sought {
+    /// They are being read, until this deadline at most.
+    Reading(Reading, Instant),
+    /// The result.
+    Found(Identity),
+}
+
+impl Waiting {
+    /// Whether it is decided which server it needs.
+    fn is_identified(&self) -> bool {
+        matches!(self.identity, Sought::Found(_))
+    }
+
+    /// Its program, if known.
+    fn program(&self) -> Option<&Program> {
+        match &self.identity {
+            Sought::Reading(..) => None,
+            Sought::Found(identity) => identity.program.as_ref(),
+        }
+    }
+
+    /// Whether it is being read under this number.
+    fn is_read_as(&self, number: u64) -> bool {
+        matches!(&self.identity, Sought::Reading(reading, _) if reading.number() == number)
+    }
+
+    /// When it must have been read.
+    fn read_until(&self) -> Option<Instant> {
+        match &self.identity {
+            Sought::Reading(_, until) => Some(*until),
+            Sought::Found(_) => None,
+        }
+    }
 }
 
 /// All servers and all clients that wait.
@@ -72,6 +110,7 @@ pub struct Servers {
     defaults: Defaults,
     running: Vec<Server>,
     waiting: Vec<Waiting>,
+    readers: Readers,
     /// Owners of servers requested by `start_server`.
     wanted: Vec<Owner>,
     failures: Failures,
@@ -88,13 +127,17 @@ pub struct Servers {
 
 impl Servers {
     /// No servers yet.
-    pub fn new(launcher: Launcher, defaults: Defaults) -> Servers {
+    ///
+    /// # Errors
+    /// As [`Readers::new`].
+    pub fn new(launcher: Launcher, defaults: Defaults) -> io::Result<Servers> {
         let quarantine = Quarantine::new(launcher.quarantine());
-        Servers {
+        Ok(Servers {
             launcher,
             defaults,
             running: Vec::new(),
             waiting: Vec::new(),
+            readers: Readers::new()?,
             wanted: Vec::new(),
             failures: Failures::default(),
             next_number: 1,
@@ -104,7 +147,7 @@ impl Servers {
             restarts: Vec::new(),
             quarantine,
             faults: Arc::default(),
-        }
+        })
     }
 
     /// How servers are started.
@@ -145,12 +188,82 @@ impl Servers {
             return refuse(&client, CUDA_ERROR_MPS_SERVER_NOT_READY, reason);
         }
         let owner = self.launcher.owner(uid, Some(client.who.gid));
-        let program = self
-            .quarantine
-            .is_on()
-            .then(|| quarantine::program_of(&client))
-            .flatten();
-        let needs = self.quarantine.needs(program.as_ref());
+        let number = self.next_number;
+        self.next_number += 1;
+        let reading = self.readers.read(number, pid, uid);
+        if reading.is_none() {
+            tracing::warn!(
+                "The program of client {pid} is unknown: too many processes are being read"
+            );
+        }
+        let is_identified = reading.is_none();
+        self.waiting.push(Waiting {
+            number,
+            client,
+            owner,
+            identity: match reading {
+                Some(reading) => Sought::Reading(reading, Instant::now() + READ_PATIENCE),
+                None => Sought::Found(Identity::default()),
+            },
+        });
+        if is_identified {
+            self.go_on(number, Identity::default());
+        }
+    }
+
+    /// Readable when programs of clients have been read ([`Servers::programs_read`]).
+    pub fn readers(&self) -> BorrowedFd<'_> {
+        self.readers.wake()
+    }
+
+    /// Programs of clients have been read. Clients that have gone, or that have gone on without, are ignored.
+    pub fn programs_read(&mut self) {
+        for (number, identity) in self.readers.take() {
+            let mut waiting = self.waiting.iter();
+            if waiting.any(|one| one.is_read_as(number)) {
+                self.go_on(number, identity);
+                continue;
+            }
+            let servers = self.running.iter_mut();
+            let mut clients = servers.flat_map(|server| server.sessions.values_mut());
+            let is_read = |client: &&mut Client| {
+                let reading = client.reading.as_ref();
+                reading.is_some_and(|reading| reading.number() == number)
+            };
+            if let Some(client) = clients.find(is_read) {
+                client.command = identity.command;
+                client.program = identity.program;
+                client.reading = None;
+            }
+        }
+    }
+
+    /// Begins to read the command lines and programs of clients that this daemon did not hand over to their server.
+    fn read_programs_of(&mut self, pid: i32) {
+        let mut running = self.running.iter_mut();
+        let Some(server) = running.find(|server| server.pid == pid) else {
+            return;
+        };
+        for session in mem::take(&mut server.unread) {
+            if let Some(client) = server.sessions.get_mut(&session) {
+                client.reading = self.readers.read(self.next_number, client.pid, client.uid);
+                self.next_number += 1;
+            }
+        }
+    }
+
+    /// A waiting client's command line and program are known, or remain unknown.
+    fn go_on(&mut self, number: u64, mut identity: Identity) {
+        let mut waiting = self.waiting.iter_mut();
+        let Some(waiting) = waiting.find(|waiting| waiting.number == number) else {
+            return;
+        };
+        let (owner, who) = (waiting.owner, waiting.client.who);
+        let _guard = limit::caused_by_user(who.uid);
+        if !(self.quarantine.is_on() && quarantine::is_program_needed(&waiting.client)) {
+            identity.program = None;
+        }
+        let needs = quarantine::needed(&self.quarantine, &self.running, identity.program.as_ref());
         let ready = self
             .running
             .iter()
@@ -160,15 +273,27 @@ impl Servers {
         } else {
             "Server is not ready, push client to pending list"
         };
-        tracing::info!("NEW CLIENT {pid} from user {uid}: {what}");
-        self.waiting.push(Waiting {
-            number: self.next_number,
-            client,
-            owner,
-            program,
-        });
-        self.next_number += 1;
+        tracing::info!("NEW CLIENT {} from user {}: {what}", who.pid, who.uid);
+        waiting.identity = Sought::Found(identity);
         self.advance();
+    }
+
+    /// Clients whose programs could not be read in time go on without.
+    fn expire_readings(&mut self, now: Instant) {
+        let is_late = |waiting: &&Waiting| waiting.read_until().is_some_and(|at| at <= now);
+        let late = self.waiting.iter().filter(is_late);
+        let late: Vec<_> = late.map(|one| (one.number, one.client.who)).collect();
+        for (number, who) in late {
+            let guard = limit::caused_by_user(who.uid);
+            tracing::warn!(
+                "The program of client {} of user {} is unknown: its /proc files could not be read within {} s",
+                who.pid,
+                who.uid,
+                READ_PATIENCE.as_secs()
+            );
+            drop(guard);
+            self.go_on(number, Identity::default());
+        }
     }
 
     /// A client that waited has closed its connection.
@@ -233,6 +358,7 @@ impl Servers {
             let found = server.take_findings();
             let devices = server.devices.clone();
             self.weigh(found);
+            self.read_programs_of(pid);
             if !devices.is_empty() {
                 self.learn_devices_of(pid, &devices);
             }
@@ -400,6 +526,7 @@ impl Servers {
             .chain(self.restart_deadline())
             .chain(self.standby_deadline())
             .chain(self.orphans_until)
+            .chain(self.waiting.iter().filter_map(Waiting::read_until))
             .min()
     }
 
@@ -412,6 +539,7 @@ impl Servers {
         {
             server.overdue();
         }
+        self.expire_readings(now);
         self.expire_restarts(now);
         self.expire_adoptions(now);
         self.start_standbys();
@@ -490,7 +618,7 @@ impl Servers {
         self.running.iter_mut().find(|server| server.pid == pid)
     }
 
-    /// Whether all servers have ended, apart from those that cannot be ended.
+    /// Whether all servers have ended that can be ended.
     pub fn all_ended(&self) -> bool {
         self.running.iter().all(|server| server.remains.is_some())
     }
@@ -535,9 +663,12 @@ impl Servers {
 
     /// Hands clients to servers that accept them.
     fn hand_over(&mut self) {
-        let (running, quarantine) = (&mut self.running, &self.quarantine);
+        let (running, list) = (&mut self.running, &self.quarantine);
         self.waiting.retain_mut(|waiting| {
-            let needs = quarantine.needs(waiting.program.as_ref());
+            let Sought::Found(identity) = &waiting.identity else {
+                return true;
+            };
+            let needs = quarantine::needed(list, running, waiting.program());
             let takes = |server: &&mut Server| {
                 server.serves(waiting.owner.uid, needs)
                     && server.state == State::Active
@@ -552,9 +683,18 @@ impl Servers {
             };
             match link.hand_over(&waiting.client) {
                 Ok(()) => {
+                    if server.quarantined.is_none()
+                        && let Some(program) = waiting.program().filter(|one| list.holds(one))
+                    {
+                        let pid = waiting.client.who.pid;
+                        let _guard = limit::caused_by_user(waiting.client.who.uid);
+                        tracing::warn!(
+                            "Client {pid} of the quarantined program {program} gets the usual server: there are servers for {MOST_APART} other programs"
+                        );
+                    }
                     server.handed_over.push(Coming {
                         who: waiting.client.who,
-                        program: waiting.program.take(),
+                        identity: identity.clone(),
                     });
                     false
                 }

@@ -4,6 +4,7 @@
 //! Engine and arbiter report [`Slice`]s on [`Track`]s; a separate thread writes the file, which mps-control has opened.
 //! Events that this thread cannot keep up with are dropped and counted. docs/design/0013-trace.md has the reasons.
 
+mod naming;
 mod write;
 
 use crossbeam_channel::{Sender, bounded};
@@ -121,7 +122,8 @@ pub struct Slice {
 /// An event to be written.
 #[derive(Debug)]
 enum Event {
-    Process(Process, String),
+    /// A client and its user.
+    Process(Process, u32),
     Track(Track, String),
     Slice(Slice),
     /// Percentage of the time in which a client has waited for its devices lately, and the time in the unit of
@@ -188,13 +190,10 @@ impl Run {
         self.clock.clone()
     }
 
-    /// Names a client by its program.
-    pub fn name_process(&self, process: Process) {
-        let line = std::fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
-        let program = line.split(|byte| *byte == 0).next().unwrap_or_default();
-        let program = String::from_utf8_lossy(program);
-        let name = program.rsplit('/').next().unwrap_or_default().to_owned();
-        self.send(Event::Process(process, name));
+    /// Names a client of this user by its program, once its command line is read: by other threads, since the process can
+    /// delay that for as long as it likes.
+    pub fn name_process(&self, process: Process, uid: u32) {
+        self.send(Event::Process(process, uid));
     }
 
     /// Names a track.

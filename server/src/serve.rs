@@ -11,7 +11,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never, select, unbo
 use mpsshim_api::cuda::CUresult;
 use mpsshim_control::link::{self, Arrival, HandOver, Link, LinkError, Order, ToDaemon};
 use mpsshim_control::logging::limit;
-use mpsshim_control::program::Program;
+use mpsshim_control::program::{Program, readers};
 use mpsshim_control::quarantine;
 use mpsshim_control::takeover::{self, Introduction, Versions};
 use mpsshim_control::trace::Totals;
@@ -28,6 +28,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// How long the programs of the suspects may take to be read, before the fault is reported without them.
+const NAMING_PATIENCE: Duration = Duration::from_secs(1);
 /// How long clients have to see the error of a lost context before the process ends.
 const FAULT_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -711,8 +713,10 @@ impl<H: Host> Serving<H> {
 
 /// Logs the suspects of a fault, and returns the report about them for the daemon.
 fn name_suspects(suspects: &[Suspect]) -> Vec<link::Suspect> {
-    for Suspect { client, kernel } in suspects {
-        let program = Program::of_process(client.pid, client.uid);
+    let process = |suspect: &Suspect| (suspect.client.pid, suspect.client.uid);
+    let processes: Vec<(i32, u32)> = suspects.iter().map(process).collect();
+    let programs = readers::read_within(NAMING_PATIENCE, &processes);
+    for (Suspect { client, kernel }, program) in suspects.iter().zip(programs) {
         // The daemon knows the program of a client that has ended.
         let program = program.map_or_else(|| "it has ended".to_owned(), |program| program.name);
         let what = quarantine::accusation(suspects.len());

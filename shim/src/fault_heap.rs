@@ -201,7 +201,7 @@ struct Block {
     layout: Layout,
 }
 
-/// Frees a block of the C library's later. One that is too small to be remembered is lost.
+/// Frees a block of the C library's later. A block too small to be remembered is lost.
 fn free_later(block: *mut u8, layout: Layout) {
     let block = block.cast::<Block>();
     if layout.size() < size_of::<Block>() || !block.is_aligned() {

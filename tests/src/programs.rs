@@ -3,6 +3,7 @@
 use crate::artifacts::{artifact, driver};
 use crate::control_daemon::{Done, Place};
 use std::ffi::OsStr;
+use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -40,6 +41,17 @@ pub fn client(place: &Place, arguments: &[&str]) -> Command {
     let mut command = preloaded(artifact("client"), place.pipe());
     command.args(arguments);
     command
+}
+
+/// `tests/src/bin/survivor/` under a name of its own, so that it is a program of its own.
+pub fn survivor(place: &Place, name: &str) -> PathBuf {
+    let path = place.path().join(name);
+    let original = artifact("survivor");
+    // A copy could not be started while another test's process has it open for writing, since the time of a fork.
+    if fs::hard_link(&original, &path).is_err() {
+        fs::copy(&original, &path).expect("a copy");
+    }
+    path.canonicalize().expect("a path")
 }
 
 /// A line for the shell in `folder`, as a user types it who finds the product's programs and those of the folder.

@@ -3,7 +3,7 @@
 use super::{Server, Servers, State, Waiting};
 use crate::link::{Arrival, LONGEST_KERNEL, MOST_SUSPECTS, Suspect};
 use crate::logging::limit;
-use crate::program::Program;
+use crate::program::{Identity, Program};
 use crate::quarantine::{CLEAN_RUNS, Entry, Quarantine, accusation};
 use crate::spawn::{Owner, Users};
 use mpsshim_model::client::Credentials;
@@ -12,7 +12,8 @@ use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Servers of quarantined programs at a time: each has a context of its own on the device.
+/// Servers of quarantined programs at a time: each has a context of its own on the device. Further programs share the
+/// usual server.
 pub const MOST_APART: usize = 8;
 
 /// A client on its way to its server.
@@ -20,8 +21,8 @@ pub const MOST_APART: usize = 8;
 pub struct Coming {
     /// Its credentials.
     pub who: Credentials,
-    /// Its program, if known.
-    pub program: Option<Program>,
+    /// Its command line and its program, if known.
+    pub identity: Identity,
 }
 
 /// Findings about programs in a server's reports.
@@ -29,6 +30,8 @@ pub struct Coming {
 pub struct Findings {
     /// Quarantined programs with a process that ended without a fault.
     worked: Vec<Program>,
+    /// Programs with a process that ended without a fault at a usual server.
+    worked_beside_others: Vec<Program>,
     /// The loss of the context.
     fault: Option<Fault>,
 }
@@ -50,20 +53,38 @@ struct Accused {
     kernel: Option<String>,
 }
 
-/// The program of a client; `None` in direct mode, where each client has a context of its own and is not quarantined.
-pub fn program_of(client: &Arrival) -> Option<Program> {
-    let is_direct = matches!(Mode::asked(client.hello.mode), Ok(Some(Mode::Direct)));
-    let Credentials { pid, uid, .. } = client.who;
-    (!is_direct)
-        .then(|| Program::of_process(pid, uid))
-        .flatten()
+/// Whether a client's program is of interest. Not in direct mode, where each client has a context of its own and is not
+/// quarantined.
+pub fn is_program_needed(client: &Arrival) -> bool {
+    !matches!(Mode::asked(client.hello.mode), Ok(Some(Mode::Direct)))
 }
 
-impl Quarantine {
-    /// The quarantined program that a client needs a server for; `None`: the user's usual server serves it.
-    pub(super) fn needs<'a>(&self, program: Option<&'a Program>) -> Option<&'a Program> {
-        program.filter(|program| self.holds(program))
-    }
+/// The quarantined program that a client with this program needs a server for; `None`: the user's usual server serves it,
+/// also if the program is quarantined but has no server, and there is no room for one.
+pub fn needed<'a>(
+    list: &Quarantine,
+    running: &[Server],
+    program: Option<&'a Program>,
+) -> Option<&'a Program> {
+    let program = program.filter(|program| list.holds(program))?;
+    let has_server = apart(running).any(|server| server.quarantined.as_ref() == Some(program));
+    (has_server || has_room(running, program)).then_some(program)
+}
+
+/// The servers of quarantined programs.
+fn apart(running: &[Server]) -> impl Iterator<Item = &Server> {
+    let is_apart = |server: &&Server| server.quarantined.is_some() && server.standby_of.is_none();
+    running.iter().filter(is_apart)
+}
+
+/// Whether one more server of a quarantined program may run. Each user gets one, regardless of the number of other users'
+/// servers.
+fn has_room(running: &[Server], program: &Program) -> bool {
+    let is_users = |server: &Server| {
+        let theirs = server.quarantined.as_ref();
+        theirs.is_some_and(|other| other.uid == program.uid)
+    };
+    apart(running).count() < MOST_APART || !apart(running).any(is_users)
 }
 
 /// Whether this is a plausible report. Kernel names are shown on operators' terminals.
@@ -117,11 +138,12 @@ impl Server {
         let worked = !ended
             && self.kill_at.is_none()
             && matches!(self.state, State::Active | State::Stopping)
-            && client.program.is_some()
-            && client.program == self.quarantined
             && self.sessions.values().all(|other| other.pid != client.pid);
-        if worked {
-            self.findings.worked.extend(client.program);
+        let found = &mut self.findings;
+        match &self.quarantined {
+            _ if !worked => {}
+            None => found.worked_beside_others.extend(client.program),
+            Some(of) => found.worked.extend(client.program.filter(|one| one == of)),
         }
     }
 
@@ -194,6 +216,9 @@ impl Servers {
                 );
             }
         }
+        for program in found.worked_beside_others {
+            self.quarantine.note_clean_run_of_suspect(&program);
+        }
         let Some(fault) = found.fault else { return };
         self.faults.fetch_add(1, Ordering::Relaxed);
         let (pid, uid) = fault.server;
@@ -211,16 +236,30 @@ impl Servers {
                 one.uid
             );
         }
+        let is_apart = fault.quarantined.is_some();
+        let is_unknown = fault.suspects.iter().any(|one| one.program.is_none());
         // The fault of a quarantined program's server is that program's, whichever session had work in flight.
         let suspects = fault.suspects.into_iter().filter_map(|one| one.program);
         let mut programs: Vec<Program> = suspects.chain(fault.quarantined).collect();
         programs.sort();
         programs.dedup();
+        // Between users, one fault that another program may have caused is not enough.
+        let is_certain = is_apart || !is_unknown && programs.len() == 1;
+        let is_enough = is_certain || self.users_are_apart();
         for program in programs {
-            if self.quarantine.accuse(&program) {
-                tracing::warn!(
+            let accused = if is_enough {
+                Some(self.quarantine.accuse(&program))
+            } else {
+                self.quarantine.suspect(&program)
+            };
+            match accused {
+                Some(true) => tracing::warn!(
                     "Program {program} is quarantined: it has a server of its own from its next start on"
-                );
+                ),
+                Some(false) => {}
+                None => tracing::warn!(
+                    "Program {program} is quarantined if it may have caused another fault before {CLEAN_RUNS} of its processes in a row have ended without one"
+                ),
             }
         }
     }
@@ -228,7 +267,10 @@ impl Servers {
     /// The first waiting client, or user of `start_server`, without a server that accepts clients, and the quarantined
     /// program that its server must be for. Prefers a client whose server can be started.
     pub(super) fn without_server(&self) -> Option<(Owner, Option<Program>)> {
-        let clients = self.waiting.iter();
+        let clients = self
+            .waiting
+            .iter()
+            .filter(|waiting| waiting.is_identified());
         let clients = clients.map(|waiting| (waiting.owner, self.needed_by(waiting)));
         let wanted = self.wanted.iter().map(|owner| (*owner, None));
         let has_server = |uid: u32, program: Option<&Program>| {
@@ -255,25 +297,14 @@ impl Servers {
     }
 
     fn needed_by<'a>(&self, waiting: &'a Waiting) -> Option<&'a Program> {
-        self.quarantine.needs(waiting.program.as_ref())
+        needed(&self.quarantine, &self.running, waiting.program())
     }
 
     /// Whether a server may run now beside the others: those of the same user, for other programs.
     pub(super) fn may_start(&self, owner: Owner, program: Option<&Program>) -> bool {
         let beside =
             |server: &Server| server.uid == owner.uid && server.quarantined.as_ref() != program;
-        let apart = self
-            .running
-            .iter()
-            .filter(|server| server.quarantined.is_some() && server.standby_of.is_none());
-        // Each user gets one, regardless of the number of other users' servers.
-        let has_room = |program: &Program| {
-            let is_users = |server: &&Server| {
-                let theirs = server.quarantined.as_ref();
-                theirs.is_some_and(|other| other.uid == program.uid)
-            };
-            apart.clone().count() < MOST_APART || apart.clone().filter(is_users).count() == 0
-        };
+        let has_room = |program: &Program| has_room(&self.running, program);
         self.running.iter().all(beside) && program.is_none_or(has_room)
     }
 

@@ -7,6 +7,7 @@ use crate::closers::Stranger;
 use crate::link::{Link, ToDaemon};
 use crate::process::Process;
 use crate::program::Program;
+use crate::program::readers::Reading;
 use crate::spawn::Owner;
 use crate::trace::Totals;
 use crate::usage::Report;
@@ -66,8 +67,12 @@ pub struct Client {
     pub uid: u32,
     /// It has ended, but its work on the device goes on.
     pub stuck: bool,
+    /// The first word of its command line, if known.
+    pub command: Option<String>,
     /// Its program, if known.
     pub program: Option<Program>,
+    /// Its command line and program are being read.
+    pub(super) reading: Option<Reading>,
 }
 
 /// One server process.
@@ -98,6 +103,8 @@ pub struct Server {
     trusted: bool,
     /// Its usage reports that the daemon has not processed yet.
     pub(super) usage: Vec<Report>,
+    /// Sessions whose clients' command lines and programs must be read.
+    pub(super) unread: Vec<u64>,
     /// Clients handed over whose fate is not reported yet.
     pub(super) handed_over: Vec<Coming>,
     pub(super) kill_at: Option<Instant>,
@@ -158,6 +165,7 @@ impl Server {
             devices: Vec::new(),
             limits,
             usage: Vec::new(),
+            unread: Vec::new(),
             handed_over: Vec::new(),
             kill_at: None,
             killed: None,
@@ -357,16 +365,19 @@ impl Server {
                 if self.sessions.len() >= MOST_CLIENTS {
                     return Err(format!("it reports over {MOST_CLIENTS} clients"));
                 }
-                // A client of a previous server was not handed over by this daemon, so its program is looked up now.
-                let program = match self.settle(client) {
-                    Some(coming) => coming.program,
-                    None => Program::of_process(client, uid),
-                };
+                let coming = self.settle(client);
+                // A client of a previous server was not handed over by this daemon to this one.
+                if coming.is_none() {
+                    self.unread.push(session);
+                }
+                let known = coming.map(|coming| coming.identity).unwrap_or_default();
                 let client = Client {
                     pid: client,
                     uid,
                     stuck: false,
-                    program,
+                    command: known.command,
+                    program: known.program,
+                    reading: None,
                 };
                 self.sessions.insert(session, client);
             }

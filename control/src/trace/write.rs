@@ -1,6 +1,7 @@
 //! The file: a JSON array of trace events, one a line. Several servers append to it one after the other, whole lines each
 //! time; the daemon writes its first and last lines.
 
+use super::naming::Naming;
 use super::{Blockers, Detail, Event, Slice, Totals};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use nix::time::{ClockId, clock_gettime};
@@ -43,6 +44,7 @@ impl Timeline {
 
 /// Writes events until all senders are gone.
 pub fn run(mut file: File, events: &Receiver<Event>, time: &Timeline) -> Totals {
+    let mut naming = Naming::new();
     let mut totals = Totals::default();
     let mut lines = Vec::with_capacity(2 * CHUNK);
     let mut flushed = Instant::now();
@@ -55,12 +57,18 @@ pub fn run(mut file: File, events: &Receiver<Event>, time: &Timeline) -> Totals 
         if let Some(event) = event {
             totals.written += u64::from(matches!(event, Event::Slice(_)));
             // Writing to memory cannot fail.
-            let _ = line(&mut lines, &event, time);
+            let _ = line(&mut lines, &event, time, &mut naming);
+        }
+        for (process, name) in naming.found() {
+            let _ = process_name(&mut lines, process, &name);
         }
         if lines.len() >= CHUNK || flushed.elapsed() >= PATIENCE {
             flush(&mut file, &mut lines, &mut totals);
             flushed = Instant::now();
         }
+    }
+    for (process, name) in naming.finish() {
+        let _ = process_name(&mut lines, process, &name);
     }
     flush(&mut file, &mut lines, &mut totals);
     totals
@@ -94,7 +102,7 @@ fn counter(
     )
 }
 
-fn line(out: &mut Vec<u8>, event: &Event, time: &Timeline) -> io::Result<()> {
+fn line(out: &mut Vec<u8>, event: &Event, time: &Timeline, naming: &mut Naming) -> io::Result<()> {
     let value = match event {
         Event::Slice(found) => return slice(out, found, time),
         Event::DeviceWait(process, now, percentage) => {
@@ -112,12 +120,12 @@ fn line(out: &mut Vec<u8>, event: &Event, time: &Timeline) -> io::Result<()> {
             let name = "managed memory, bytes/s";
             return counter(out, *process, time.nanoseconds(*now), name, values);
         }
-        Event::Process(process, program) => {
-            let name = match process.pid {
-                0 => "process of another PID namespace".to_owned(),
-                pid => format!("{program} ({pid})"),
-            };
-            metadata("process_name", process.number(), 0, &name)
+        Event::Process(process, _) if process.pid == 0 => {
+            return process_name(out, *process, "process of another PID namespace");
+        }
+        Event::Process(process, uid) => {
+            naming.begin(*process, *uid);
+            return Ok(());
         }
         Event::Track(track, name) => {
             metadata("thread_name", track.process.number(), track.thread(), name)
@@ -134,6 +142,12 @@ fn line(out: &mut Vec<u8>, event: &Event, time: &Timeline) -> io::Result<()> {
         out.write_all(b",\n")?;
     }
     Ok(())
+}
+
+fn process_name(out: &mut Vec<u8>, process: super::Process, name: &str) -> io::Result<()> {
+    let value = metadata("process_name", process.number(), 0, name);
+    serde_json::to_writer(&mut *out, &value)?;
+    out.write_all(b",\n")
 }
 
 fn metadata(what: &str, process: u64, thread: u64, name: &str) -> Value {
@@ -207,7 +221,7 @@ mod tests {
             nanoseconds: 5_000_000,
         };
         let mut out = Vec::new();
-        line(&mut out, event, &time).expect("memory");
+        line(&mut out, event, &time, &mut Naming::new()).expect("memory");
         let text = String::from_utf8(out).expect("UTF-8");
         let value = |line: &str| {
             serde_json::from_str(line.strip_suffix(',').expect("a comma")).expect("JSON")
@@ -266,7 +280,7 @@ mod tests {
         assert_eq!(named[0]["args"], json!({"name": "stream 1"}));
         assert_eq!(named[1]["args"], json!({"sort_index": 3}));
         let nobody = Process { session: 2, pid: 0 };
-        let named = written(&Event::Process(nobody, String::new()));
+        let named = written(&Event::Process(nobody, 7));
         assert_eq!(named[0]["pid"], (1 << 22) + 2);
     }
 }

@@ -54,7 +54,7 @@ impl Traced {
             match before {
                 Some(seen) => self.tell(seen, now, Detail::None),
                 None => {
-                    self.run.name_process(process);
+                    self.run.name_process(process, client.uid);
                     let track = Track {
                         process,
                         number: TURNS,

@@ -2,28 +2,16 @@
 
 use mpsshim_tests::PATIENCE;
 use mpsshim_tests::control_daemon::{Done, Place, as_user, has_ended, two_users, wait_until};
-use mpsshim_tests::programs::{Running, preloaded, well};
-use mpsshim_tests::scene::{daemon, daemon_with};
+use mpsshim_tests::programs::{Running, preloaded, survivor, well};
+use mpsshim_tests::scene::{daemon, daemon_with, daemon_with_options};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-use std::fs;
 use std::path::{Path, PathBuf};
 
 const ILLEGAL_ADDRESS: &str = "CUDA_ERROR_ILLEGAL_ADDRESS (700)";
 /// Milliseconds: longer than any patience.
 const ENDLESS: &str = "launch 1000000";
-
-/// `tests/src/bin/survivor/` under a name of its own, so that it is a program of its own.
-fn program(place: &Place, name: &str) -> PathBuf {
-    let path = place.path().join(name);
-    let original = Path::new(env!("CARGO_BIN_EXE_survivor"));
-    // A copy could not be started while another test's process has it open for writing, since the time of a fork.
-    if fs::hard_link(original, &path).is_err() {
-        fs::copy(original, &path).expect("a copy");
-    }
-    path.canonicalize().expect("a path")
-}
 
 fn start(place: &Place, program: &Path) -> Running {
     Running::start_until(&mut preloaded(program, place.pipe()), "started")
@@ -83,7 +71,7 @@ fn become_busy(place: &Place, running: &mut Running) {
 #[test]
 fn a_program_that_faults_at_every_start_costs_its_neighbour_one_fault() {
     let place = daemon();
-    let (faulty, busy) = (program(&place, "faulty"), program(&place, "busy"));
+    let (faulty, busy) = (survivor(&place, "faulty"), survivor(&place, "busy"));
     let mut neighbour = start(&place, &busy);
     become_busy(&place, &mut neighbour);
 
@@ -136,7 +124,7 @@ fn a_program_that_faults_at_every_start_costs_its_neighbour_one_fault() {
 #[test]
 fn a_client_that_has_left_with_work_in_flight_is_a_suspect() {
     let place = daemon();
-    let (faulty, gone) = (program(&place, "faulty"), program(&place, "gone"));
+    let (faulty, gone) = (survivor(&place, "faulty"), survivor(&place, "gone"));
     // It is there before the other one leaves: a server without clients ends, and one whose kernel goes on has new ones elsewhere.
     let mut guilty = start(&place, &faulty);
     let mut leaving = start(&place, &gone);
@@ -155,7 +143,7 @@ fn a_client_that_has_left_with_work_in_flight_is_a_suspect() {
 #[test]
 fn a_program_is_released_after_three_clean_runs_in_a_row() {
     let place = daemon();
-    let (faulty, busy) = (program(&place, "faulty"), program(&place, "busy"));
+    let (faulty, busy) = (survivor(&place, "faulty"), survivor(&place, "busy"));
     let mut neighbour = start(&place, &busy);
     become_busy(&place, &mut neighbour);
     fault(&place, &faulty);
@@ -201,7 +189,7 @@ fn a_program_is_released_after_three_clean_runs_in_a_row() {
 #[test]
 fn an_operator_adds_and_releases_programs() {
     let place = daemon();
-    let (good, other) = (program(&place, "good"), program(&place, "other"));
+    let (good, other) = (survivor(&place, "good"), survivor(&place, "other"));
     let name = good.display().to_string();
     let mut usual = start(&place, &other);
     succeed(&place.control(&["quarantine", "add", &name]));
@@ -246,7 +234,7 @@ fn an_operator_adds_and_releases_programs() {
 #[test]
 fn without_quarantine_nothing_is_kept_apart() {
     let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
-    let faulty = program(&place, "faulty");
+    let faulty = survivor(&place, "faulty");
     for _ in 0..2 {
         fault(&place, &faulty);
     }
@@ -270,7 +258,7 @@ fn without_quarantine_nothing_is_kept_apart() {
 #[test]
 fn the_successor_of_a_quarantined_program_s_server_is_one_too() {
     let place = daemon();
-    let good = program(&place, "good");
+    let good = survivor(&place, "good");
     succeed(&place.control(&["quarantine", "add", &good.display().to_string()]));
     let mut running = start(&place, &good);
     // Nothing of it is in flight behind a round.
@@ -292,7 +280,7 @@ fn the_successor_of_a_quarantined_program_s_server_is_one_too() {
 #[test]
 fn the_next_daemon_knows_the_servers_of_quarantined_programs() {
     let place = daemon();
-    let (good, other) = (program(&place, "good"), program(&place, "other"));
+    let (good, other) = (survivor(&place, "good"), survivor(&place, "other"));
     succeed(&place.control(&["quarantine", "add", &good.display().to_string()]));
     let (mut apart, mut usual) = (start(&place, &good), start(&place, &other));
     let daemon = place.daemon_pid();
@@ -321,7 +309,7 @@ fn another_user_waits_for_all_servers_and_changes_his_own_programs_only() {
         return;
     };
     let place = daemon();
-    let (good, other) = (program(&place, "good"), program(&place, "other"));
+    let (good, other) = (survivor(&place, "good"), survivor(&place, "other"));
     let name = good.display().to_string();
     succeed(&place.control(&["quarantine", "add", "-uid", &one.to_string(), &name]));
     for command in [&["add", "-uid"][..], &["release", "-uid"]] {
@@ -357,4 +345,116 @@ fn another_user_waits_for_all_servers_and_changes_his_own_programs_only() {
     // The same program of another user is another program.
     succeed(&place.control_as(one, &["quarantine", "release", &name]));
     assert_eq!(quarantined(&place), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn between_users_a_program_is_quarantined_after_its_second_fault_with_others() {
+    let Some([one, two]) = two_users() else {
+        return;
+    };
+    let place = daemon_with_options(&["-d", "-M"], &[]);
+    let (first, second) = (survivor(&place, "first"), survivor(&place, "second"));
+    let busy = survivor(&place, "busy");
+    let count = |text: &str| place.log("control.log").matches(text).count();
+    // Faults while the neighbour has work in flight.
+    let fault_beside = |program: &Path, neighbour: &mut Running| {
+        become_busy(&place, neighbour);
+        as_user(one, || fault(&place, program));
+    };
+    let start_busy = || as_user(two, || start(&place, &busy));
+
+    let mut neighbour = start_busy();
+    fault_beside(&first, &mut neighbour);
+    wait_until("both are suspects", || {
+        count("is quarantined if it may have caused another fault") == 2
+    });
+    assert_eq!(quarantined(&place), [] as [PathBuf; 0]);
+    neighbour.kill();
+
+    let mut neighbour = start_busy();
+    assert_eq!(client(&place, &neighbour)["quarantined"], 0);
+    fault_beside(&second, &mut neighbour);
+    wait_until("the neighbour is listed", || {
+        quarantined(&place) == [busy.as_path()]
+    });
+    assert_eq!(list(&place, &["quarantine", "list"])[0]["faults"], 2);
+    neighbour.kill();
+
+    // A fault that it has caused alone is enough.
+    let neighbour = start_busy();
+    assert_eq!(client(&place, &neighbour)["quarantined"], 1);
+    as_user(one, || fault(&place, &second));
+    wait_until("it is listed", || {
+        quarantined(&place) == [busy.as_path(), second.as_path()]
+    });
+}
+
+#[test]
+fn between_users_a_suspect_is_forgotten_after_clean_runs_or_when_released() {
+    let Some([one, two]) = two_users() else {
+        return;
+    };
+    let place = daemon_with_options(&["-d", "-M"], &[]);
+    let busy = survivor(&place, "busy");
+    let text = "is quarantined if it may have caused another fault";
+    let noted = |program: &Path| {
+        let log = place.log("control.log");
+        let name = program.display().to_string();
+        let of_it = |line: &&str| line.contains(text) && line.contains(&name);
+        log.lines().filter(of_it).count()
+    };
+    for round in 1..=3 {
+        // Each time another program faults beside it.
+        let faulty = survivor(&place, &format!("faulty{round}"));
+        let mut neighbour = as_user(two, || start(&place, &busy));
+        become_busy(&place, &mut neighbour);
+        as_user(one, || fault(&place, &faulty));
+        wait_until("it is a suspect", || noted(&busy) == round);
+        neighbour.kill();
+        if round == 1 {
+            for _ in 0..3 {
+                as_user(two, || work(&place, &busy));
+            }
+            wait_until("they have gone", || list(&place, &["ps"]).is_empty());
+        } else {
+            succeed(&place.control(&["quarantine", "release", "all"]));
+        }
+    }
+    assert_eq!(quarantined(&place), [] as [PathBuf; 0]);
+}
+
+#[test]
+fn programs_beyond_the_bound_get_the_usual_server() {
+    let place = daemon();
+    let programs: Vec<PathBuf> = (0..9)
+        .map(|number| survivor(&place, &format!("good{number}")))
+        .collect();
+    for program in &programs {
+        succeed(&place.control(&["quarantine", "add", &program.display().to_string()]));
+    }
+    let mut apart: Vec<Running> = Vec::new();
+    for program in &programs[..8] {
+        apart.push(start(&place, program));
+        let last = apart.last().expect("one");
+        assert_eq!(client(&place, last)["quarantined"], 1);
+    }
+    let mut beyond = start(&place, &programs[8]);
+    assert_eq!(client(&place, &beyond)["quarantined"], 0);
+    assert!(ask(&mut beyond, "round").starts_with("ok 2 "));
+    let log = place.log("control.log");
+    let name = programs[8].display();
+    let said = format!("{name} of user {} gets the usual server", place.uid());
+    assert!(log.contains(&said), "{log}");
+    // A further process of a program that has a server gets that one.
+    let second = start(&place, &programs[0]);
+    let server = |running: &Running| client(&place, running)["server"].clone();
+    assert_eq!(server(&second), server(&apart[0]));
+
+    drop(apart.pop().expect("one").finish(PATIENCE));
+    wait_until("its server has ended", || {
+        list(&place, &["get_server_list"]).len() == 8
+    });
+    let next = start(&place, &programs[8]);
+    assert_eq!(client(&place, &next)["quarantined"], 1);
+    assert_eq!(client(&place, &beyond)["quarantined"], 0);
 }

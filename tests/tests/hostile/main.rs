@@ -9,6 +9,7 @@ mod hostile_lengths;
 mod hostile_limits;
 mod hostile_logs;
 mod hostile_memory;
+mod hostile_proc;
 mod hostile_rewrites;
 mod hostile_streams;
 mod hostile_takeover;

@@ -204,7 +204,7 @@ struct Client {
 /// Names a client and its first tracks.
 fn introduce(session: &SessionShared, run: &Run) -> Process {
     let process = Process::from(&session.info);
-    run.name_process(process);
+    run.name_process(process, session.info.uid);
     let name = |number, name| run.name_track(Track { process, number }, name);
     name(SUBMISSIONS, "submissions");
     name(WAITS, "waits");
