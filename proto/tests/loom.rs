@@ -1,4 +1,4 @@
-//! The ring and the two sleeping handshakes under a model checker: every interleaving of a client and a server,
+//! The ring and the sleeping handshakes under a model checker: every interleaving of a client and a server,
 //! and every value that an atomic may return under the memory model.
 //!
 //!     RUSTFLAGS="--cfg loom" cargo test -p mpsshim-proto --test loom
@@ -281,6 +281,42 @@ fn parking_model(broken: Broken) {
     });
 }
 
+/// A thread of the client that sleeps until a flag is written, the dispatch thread that hears its doorbell, and the
+/// watcher, which parks while nothing sleeps. The sleeper looks again after 50 ms; here nothing does, so that a lost
+/// wake-up is a deadlock.
+fn watcher_model(broken: Broken) {
+    check(move || {
+        let sleeping = Arc::new(AtomicU32::new(0));
+        let idle = Arc::new(AtomicU32::new(0));
+        let (bell, parked) = (Arc::new(Bell::default()), Arc::new(Bell::default()));
+        let (count, button) = (sleeping.clone(), bell.clone());
+        let client = thread::spawn(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            if broken != Broken::Fence {
+                fence(Ordering::SeqCst);
+            }
+            button.ring();
+        });
+        let (count, is_idle, unpark) = (sleeping.clone(), idle.clone(), parked.clone());
+        let dispatch = thread::spawn(move || {
+            bell.wait();
+            if count.load(Ordering::Relaxed) != 0 && is_idle.load(Ordering::SeqCst) != 0 {
+                unpark.ring();
+            }
+        });
+        while sleeping.load(Ordering::Relaxed) == 0 {
+            idle.store(1, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            if broken == Broken::Look || sleeping.load(Ordering::Relaxed) == 0 {
+                parked.wait();
+            }
+            idle.store(0, Ordering::SeqCst);
+        }
+        client.join().expect("client");
+        dispatch.join().expect("dispatch thread");
+    });
+}
+
 /// The answer slot: one word that counts answers and is slept on, the mark of the sleeper, and the payload.
 struct Answers {
     answers: AtomicU32,
@@ -397,6 +433,23 @@ fn without_the_fence_a_wake_up_is_lost() {
 #[should_panic(expected = "deadlock")]
 fn looking_before_the_mark_loses_a_wake_up() {
     doorbell_model(Broken::Look);
+}
+
+#[test]
+fn the_watcher_always_learns_of_a_sleeper() {
+    watcher_model(Broken::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn a_watcher_that_parks_without_looking_again_misses_a_sleeper() {
+    watcher_model(Broken::Look);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn without_the_fence_the_watcher_misses_a_sleeper() {
+    watcher_model(Broken::Fence);
 }
 
 #[test]

@@ -33,6 +33,7 @@ pub mod printing;
 pub mod private_pages;
 pub mod register;
 pub mod shadow;
+pub mod sleepers;
 pub mod slots;
 pub mod staging;
 pub mod stream;

@@ -25,6 +25,7 @@ use mpsshim_proto::shm::{self, Doorbell};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes};
 
 use crate::ffi::Status;
+use crate::proxy::sleepers::Sleepers;
 use crate::proxy::slots::Slots;
 use crate::proxy::{pages, printing};
 use crate::thread::{self, Requesting, locked, try_locked};
@@ -75,6 +76,8 @@ pub struct Session {
     pub quiet: AtomicU64,
     /// Completion flags.
     slots: Mutex<Slots>,
+    /// Threads that wait for flags or answers.
+    pub sleepers: Sleepers,
 }
 
 // SAFETY: `base` is a mapping that lives as long as the process; everything in it is reached through atomics, or
@@ -133,6 +136,7 @@ impl Session {
             operations: AtomicU64::new(0),
             quiet: AtomicU64::new(0),
             slots: Mutex::new(Slots::default()),
+            sleepers: Sleepers::default(),
         }
     }
 
@@ -484,26 +488,10 @@ impl Session {
         let header = self.header();
         // Acquire: pairs with the server's release after the payload.
         let arrived = || header.answers.0.load(Ordering::Acquire) != before;
-        let began = Instant::now();
-        let spin = if header.crowded.load(Ordering::Relaxed) != 0 {
-            Duration::from_micros(2)
-        } else {
-            Duration::from_micros(20)
-        };
-        loop {
-            for _ in 0..64 {
-                if arrived() {
-                    return Ok(());
-                }
-                std::hint::spin_loop();
-            }
-            let waited = began.elapsed();
-            if waited > Duration::from_micros(300) {
-                break;
-            }
-            if waited > spin {
-                std::thread::yield_now();
-            }
+        if let Some(_awake) = self.sleepers.stay_awake()
+            && self.poll_for(arrived)
+        {
+            return Ok(());
         }
         loop {
             header.answer_sleeps.0.store(1, Ordering::Relaxed);
@@ -517,6 +505,32 @@ impl Session {
                 return Ok(());
             }
             self.look()?;
+        }
+    }
+
+    /// Spins, then yields, for a short time. Returns whether the answer has arrived.
+    #[inline]
+    fn poll_for(&self, arrived: impl Fn() -> bool) -> bool {
+        let began = Instant::now();
+        let spin = if self.header().crowded.load(Ordering::Relaxed) != 0 {
+            Duration::from_micros(2)
+        } else {
+            Duration::from_micros(20)
+        };
+        loop {
+            for _ in 0..64 {
+                if arrived() {
+                    return true;
+                }
+                std::hint::spin_loop();
+            }
+            let waited = began.elapsed();
+            if waited > Duration::from_micros(300) {
+                return false;
+            }
+            if waited > spin {
+                std::thread::yield_now();
+            }
         }
     }
 }

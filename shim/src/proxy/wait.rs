@@ -1,13 +1,14 @@
-//! Waiting for a completion flag: spin, then yield, then sleep.
+//! Waiting for a completion flag: spin, then yield, then sleep; beyond as many threads as there are processors, sleep at
+//! once.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use mpsshim_api::cuda::{CU_CTX_SCHED_BLOCKING_SYNC, CU_CTX_SCHED_SPIN, CU_CTX_SCHED_YIELD};
-use mpsshim_proto::segment::{reached, sleeper};
-use mpsshim_proto::shm;
+use mpsshim_proto::segment::reached;
 
 use crate::ffi::Status;
+use crate::proxy::sleepers::sleep;
 use crate::proxy::submit::Session;
 
 /// How a thread waits, according to the context's scheduling flags.
@@ -70,6 +71,17 @@ pub fn wait(session: &Session, slot: u32, value: u32, policy: Policy) -> Status 
     if done() {
         return session.check();
     }
+    if let Some(_awake) = session.sleepers.stay_awake()
+        && poll(session, policy, &done)?
+    {
+        return session.check();
+    }
+    sleep(session, slot, value, &done)
+}
+
+/// Spins, then yields, for as long as the policy says. Returns whether the flag has been written.
+#[inline]
+fn poll(session: &Session, policy: Policy, done: &impl Fn() -> bool) -> Status<bool> {
     let crowded = session.header().crowded.load(Ordering::Relaxed) != 0;
     let (spin, awake) = policy.times(crowded);
     let began = Instant::now();
@@ -77,13 +89,13 @@ pub fn wait(session: &Session, slot: u32, value: u32, policy: Policy) -> Status 
     loop {
         for _ in 0..32 {
             if done() {
-                return session.check();
+                return Ok(true);
             }
             std::hint::spin_loop();
         }
         let waited = began.elapsed();
         if waited >= awake {
-            break;
+            return Ok(false);
         }
         session.check()?;
         if waited >= spin {
@@ -94,64 +106,4 @@ pub fn wait(session: &Session, slot: u32, value: u32, policy: Policy) -> Status 
             std::thread::yield_now();
         }
     }
-    sleep(session, slot, value, &done)
-}
-
-fn sleep(session: &Session, slot: u32, value: u32, done: &dyn Fn() -> bool) -> Status {
-    let header = session.header();
-    let place = header.sleepers.iter().find(|place| {
-        place
-            .state
-            .compare_exchange(
-                sleeper::FREE,
-                sleeper::CLAIMED,
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            )
-            .is_ok()
-    });
-    let Some(place) = place else {
-        return nap(session, done);
-    };
-    place.slot.store(slot, Ordering::Relaxed);
-    place.value.store(value, Ordering::Relaxed);
-    // Release: the watcher that sees SLEEPS sees slot and value.
-    place.state.store(sleeper::SLEEPS, Ordering::Release);
-    header.sleeping.0.fetch_add(1, Ordering::Relaxed);
-    // Partner: the watcher, which looks at `sleeping` after it has said that it will sleep.
-    fence(Ordering::SeqCst);
-    session.ring_doorbell();
-    let mut status = Ok(());
-    while !done() {
-        if place.state.load(Ordering::Acquire) == sleeper::SLEEPS {
-            shm::futex_wait(&place.state, sleeper::SLEEPS, LOOK_AGAIN);
-        } else {
-            // Woken although the flag has not reached the value.
-            place.state.store(sleeper::SLEEPS, Ordering::Release);
-            std::thread::yield_now();
-        }
-        if done() {
-            break;
-        }
-        status = session.look();
-        if status.is_err() {
-            break;
-        }
-    }
-    place.state.store(sleeper::FREE, Ordering::Release);
-    header.sleeping.0.fetch_sub(1, Ordering::Relaxed);
-    status.and_then(|()| session.check())
-}
-
-/// When every record is in use.
-fn nap(session: &Session, done: &dyn Fn() -> bool) -> Status {
-    let mut round = 0u32;
-    while !done() {
-        std::thread::sleep(Duration::from_micros(200));
-        round += 1;
-        if round.is_multiple_of(250) {
-            session.look()?;
-        }
-    }
-    session.check()
 }

@@ -1,6 +1,6 @@
 //! Clients for the end-to-end tests, which see nothing but the driver API: `client work [ROUNDS]`, `launch`, `idle`,
 //! `stray`, `fork`, `beside`, `exec`, `early`, `blocked`, `wait`, `pending`, `share`, `threads`, `copies`, `bulk`, `small`,
-//! `launches`, `heap [MIB]`, `managed`.
+//! `launches`, `heap [MIB]`, `managed`, `crowd THREADS`.
 //!
 //! A call that fails ends it: the status is printed, and the exit status is 1.
 
@@ -11,6 +11,8 @@ use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::io::{self, Write};
 use std::process::{Command, ExitCode};
 use std::ptr::null_mut;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 type Status<T = ()> = Result<T, CUresult>;
 
@@ -670,6 +672,43 @@ impl Client {
         self.round(1)
     }
 
+    /// So many threads, each of which allocates, launches, waits and frees in a stream of its own until standard input
+    /// ends, and at least four times.
+    fn crowd(&self, threads: u32) -> Status {
+        const LEAST: u32 = 4;
+        let mut context = CUcontext::NULL;
+        cu!(cuCtxGetCurrent, &mut context).ok()?;
+        let over = AtomicBool::new(false);
+        let at_work = Barrier::new(threads as usize + 1);
+        let one = || -> Status {
+            cu!(cuCtxSetCurrent, context).ok()?;
+            let mut stream = CUstream::NULL;
+            let made = cu!(cuStreamCreate, &mut stream, CU_STREAM_NON_BLOCKING).ok();
+            at_work.wait();
+            made?;
+            let client = Client { stream, ..*self };
+            let mut rounds = 0;
+            while rounds < LEAST || !over.load(Ordering::Relaxed) {
+                let mut memory: CUdeviceptr = 0;
+                cu!(cuMemAlloc_v2, &mut memory, BYTES).ok()?;
+                client.fill(memory, rounds)?;
+                client.synchronize()?;
+                cu!(cuMemFree_v2, memory).ok()?;
+                rounds += 1;
+            }
+            cu!(cuStreamDestroy_v2, stream).ok()
+        };
+        std::thread::scope(|scope| {
+            let all: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
+            at_work.wait();
+            say("busy");
+            io::stdin().read_line(&mut String::new()).expect("stdin");
+            over.store(true, Ordering::Relaxed);
+            all.into_iter()
+                .try_for_each(|thread| thread.join().expect("no panic"))
+        })
+    }
+
     /// A child without exec is refused; the parent goes on.
     fn fork(&self) -> Status {
         self.round(1)?;
@@ -801,6 +840,7 @@ fn run(what: &str, rounds: u32) -> Status {
         "wait" => client.wait(),
         "share" => client.share(),
         "threads" => client.threads(),
+        "crowd" => client.crowd(rounds),
         "copies" => client.copies(),
         "bulk" => client.bulk(),
         "small" => client.small(),

@@ -5,6 +5,7 @@ mod fuzz;
 mod gate;
 mod kills;
 mod many_clients;
+mod many_threads;
 mod never_ending;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

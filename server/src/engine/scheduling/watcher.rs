@@ -1,10 +1,11 @@
 //! Wakes clients that sleep until the GPU writes a flag, and notices clients that are gone.
 
+use crate::engine::session::SessionShared;
 use crate::engine::threads::shared::Shared;
 use mpsshim_proto::segment::{SLEEPERS, reached, sleeper, state};
 use mpsshim_proto::shm::futex_wake;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
 /// Pause between two looks at the flags: short at first, longer while nothing happens.
@@ -51,7 +52,12 @@ pub fn run(shared: &Arc<Shared>) {
         drop(sessions);
         if !any {
             shared.lanes.watcher_idle.store(true, Ordering::SeqCst);
-            std::thread::park();
+            // Partner: the fence of a client between counting itself in `sleeping` and ringing the doorbell. Either this
+            // thread sees the count, or the dispatch thread that hears the bell sees that this thread is idle.
+            fence(Ordering::SeqCst);
+            if !any_sleeps(&shared.roster.session_list()) {
+                std::thread::park();
+            }
             shared.lanes.watcher_idle.store(false, Ordering::SeqCst);
             pause = SHORTEST;
             continue;
@@ -63,6 +69,12 @@ pub fn run(shared: &Arc<Shared>) {
         };
         std::thread::sleep(pause);
     }
+}
+
+fn any_sleeps(sessions: &[Arc<SessionShared>]) -> bool {
+    let sleeping =
+        |session: &Arc<SessionShared>| session.header().sleeping.0.load(Ordering::Relaxed);
+    sessions.iter().any(|session| sleeping(session) != 0)
 }
 
 /// The body of the thread that waits for clients' sockets to close.
