@@ -300,10 +300,13 @@ impl Servers {
         needed(&self.quarantine, &self.running, waiting.program())
     }
 
-    /// Whether a server may run now beside the others: those of the same user, for other programs.
+    /// Whether a server may run now beside the others: servers of the same user for other programs, or for clients that could
+    /// not move to the next server.
     pub(super) fn may_start(&self, owner: Owner, program: Option<&Program>) -> bool {
-        let beside =
-            |server: &Server| server.uid == owner.uid && server.quarantined.as_ref() != program;
+        let beside = |server: &Server| {
+            let for_others = server.quarantined.as_ref() != program || server.left_behind;
+            server.uid == owner.uid && for_others
+        };
         let has_room = |program: &Program| has_room(&self.running, program);
         self.running.iter().all(beside) && program.is_none_or(has_room)
     }

@@ -129,6 +129,8 @@ pub struct Server {
     /// Sessions have left it for the next server, which gets this keeper: the connection, and the clients that stay, with
     /// reasons.
     pub(super) parted: Option<(Stranger, String)>,
+    /// It ends with the clients that could not move to the next server.
+    pub(super) left_behind: bool,
     /// Received while it handed over its clients: an order to end once they have gone.
     pub(super) stops_later: bool,
     /// The connection to the keeper of its sessions, with which the next server continues them.
@@ -178,6 +180,7 @@ impl Server {
             adopts_by: None,
             stays: None,
             parted: None,
+            left_behind: false,
             stops_later: false,
             keeper: None,
             quarantined: None,

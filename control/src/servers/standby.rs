@@ -418,6 +418,7 @@ impl Servers {
             }
         }
         if let Some(server) = self.by_pid_mut(pid) {
+            server.left_behind = true;
             server.stop(false);
         }
     }

@@ -204,10 +204,29 @@ fn sessions_that_part_again_and_again_keep_all_they_have() {
             .for_each(Survivor::round);
     }
     assert_eq!(servers(&place), 5);
+    // The servers of those that stay are not for new clients.
+    let list = place.control(&["get_server_list"]).out;
+    let last: i32 = list
+        .lines()
+        .last()
+        .expect("a server")
+        .parse()
+        .expect("a process id");
+    let mut moved = moving.pop().expect("a client");
+    moving.into_iter().for_each(Survivor::end);
+    moved.round();
+    moved.end();
+    wait_until("the last server is idle", || {
+        place
+            .control(&["get_client_list", &last.to_string()])
+            .out
+            .is_empty()
+    });
+    kill(Pid::from_raw(last), Signal::SIGKILL).expect("killed");
+    assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
+    staying.iter_mut().for_each(Survivor::round);
     staying.into_iter().for_each(Survivor::end);
     wait_until("one server is left", || servers(&place) == 1);
-    moving.iter_mut().for_each(Survivor::round);
-    moving.into_iter().for_each(Survivor::end);
 }
 
 #[test]
