@@ -1,13 +1,15 @@
 //! The command lines of the programs, each declared once: parser, help, manual page and completions derive from these
 //! types and, for the daemon's commands and the environment, from their tables.
 
+mod arguments;
 pub mod documents;
 
 use crate::commands::{self, Format};
 use crate::program::Program;
 use crate::settings;
 use crate::spawn::Users;
-use clap::{Args, Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use mpsshim_model::host_memory::HostMemory;
 use mpsshim_model::limits::Limits;
@@ -40,17 +42,18 @@ pub struct Documents {
 #[command(name = "mps-control", version, disable_version_flag = true, after_help = control_help())]
 #[command(
     disable_help_subcommand = true,
-    subcommand_help_heading = "Without a daemon"
+    subcommand_help_heading = "Without a daemon",
+    subcommand_value_name = "COMMAND"
 )]
 pub struct Control {
-    /// Commands that need no daemon
+    /// The command to execute
     #[command(subcommand)]
-    pub own: Option<Own>,
+    pub command: Option<Order>,
     /// Start the daemon in the background and return once it listens
-    #[arg(short = 'd', long, conflicts_with_all = ["foreground", "command"])]
+    #[arg(short = 'd', long, conflicts_with = "foreground")]
     pub daemon: bool,
     /// Run the daemon in the foreground, and log to standard error as well
-    #[arg(short = 'f', long, alias = "forground", conflicts_with = "command")]
+    #[arg(short = 'f', long)]
     pub foreground: bool,
     /// With -d or -f: serve the clients of all users at the same time, with one server that runs as root
     #[arg(short = 'M', long = "multiuser-server")]
@@ -63,7 +66,7 @@ pub struct Control {
     #[arg(long, value_name = "MODES")]
     pub mode: Option<Modes>,
     /// Configuration file (sets MPSSHIM_CONFIG)
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", global = true)]
     pub config: Option<PathBuf>,
     /// With -d or -f: serve metrics for Prometheus at this address and port, such as 127.0.0.1:9400 (sets MPSSHIM_METRICS)
     #[arg(long, value_name = "ADDRESS")]
@@ -73,6 +76,7 @@ pub struct Control {
         long,
         value_enum,
         default_value_t,
+        overrides_with = "format",
         conflicts_with_all = ["daemon", "foreground"]
     )]
     pub format: Format,
@@ -80,26 +84,22 @@ pub struct Control {
     #[allow(missing_docs, reason = "documented at its type")]
     pub documents: Documents,
     /// Print the version
-    #[arg(short = 'v', long = "version", action = clap::ArgAction::Version)]
+    #[arg(short = 'v', visible_short_alias = 'V', long = "version", action = clap::ArgAction::Version)]
     pub version: (),
     /// The daemon process that `-d` starts
     #[arg(long, hide = true, requires = "daemon")]
     pub detached: bool,
-    /// A command and its arguments
-    #[arg(
-        value_name = "COMMAND",
-        trailing_var_arg = true,
-        allow_hyphen_values = true
-    )]
-    pub command: Vec<String>,
 }
 
-/// Commands that mps-control executes without a daemon.
+/// Commands given as arguments.
 #[derive(Debug, Subcommand)]
-pub enum Own {
+pub enum Order {
     /// Write specifications for container engines (Container Device Interface)
     #[command(subcommand, disable_help_subcommand = true)]
     Cdi(Cdi),
+    /// A command of the daemon, or `top`, and its arguments
+    #[command(external_subcommand)]
+    Line(Vec<String>),
 }
 
 /// Commands for specifications.
@@ -114,6 +114,28 @@ pub enum Cdi {
 }
 
 impl Control {
+    /// Parses the program's arguments; its options may follow the command.
+    ///
+    /// # Errors
+    /// Those of clap, which also stand for `--help` and `--version`.
+    pub fn parse_arguments(
+        arguments: impl Iterator<Item = OsString>,
+    ) -> Result<Control, clap::Error> {
+        let options = Control::try_parse_from(arguments::options_first(arguments))?;
+        let start = [
+            (options.daemon, "--daemon"),
+            (options.foreground, "--foreground"),
+        ];
+        let start = start.into_iter().find(|(given, _)| *given);
+        match start.filter(|_| options.command.is_some()) {
+            None => Ok(options),
+            Some((_, option)) => Err(Control::command().error(
+                ErrorKind::ArgumentConflict,
+                format!("the argument '{option}' cannot be used with a command"),
+            )),
+        }
+    }
+
     /// The options that `-d` passes on to the daemon process.
     pub fn daemon_options(&self) -> Vec<String> {
         let given = [(self.multi_user, "-M"), (self.ready_devices, "-q")];
@@ -134,20 +156,6 @@ impl Control {
             Users::OneByOne
         }
     }
-}
-
-/// Accepts NVIDIA's spelling of the long option, with one dash. Arguments behind a command are the command's own.
-pub fn as_long_options(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
-    let mut command = false;
-    let one = |(index, argument): (usize, OsString)| {
-        command |= index > 0 && !argument.to_string_lossy().starts_with('-');
-        if !command && argument == "-multiuser-server" {
-            "--multiuser-server".into()
-        } else {
-            argument
-        }
-    };
-    arguments.enumerate().map(one).collect()
 }
 
 fn control_help() -> String {
@@ -271,6 +279,58 @@ fn parse_limits(json: &str) -> Result<Limits, serde_json::Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn control(words: &[&str]) -> Result<Control, clap::Error> {
+        let words = std::iter::once("mps-control").chain(words.iter().copied());
+        Control::parse_arguments(words.map(OsString::from))
+    }
+
+    #[test]
+    fn options_of_the_program_may_follow_the_command() {
+        let options = control(&["ps", "-p", "7", "--format", "json", "--config=a"]);
+        let options = options.expect("options");
+        assert_eq!(options.format, Format::Json);
+        assert_eq!(options.config, Some("a".into()));
+        let Some(Order::Line(words)) = options.command else {
+            panic!("{:?}", options.command);
+        };
+        assert_eq!(words, ["ps", "-p", "7"]);
+        // The last counts.
+        let options = control(&["--format", "json", "ps", "--format=csv"]);
+        assert_eq!(options.expect("options").format, Format::Csv);
+    }
+
+    #[test]
+    fn invalid_command_lines_are_refused() {
+        for (words, expected) in [
+            (
+                &["-d", "quit"][..],
+                "'--daemon' cannot be used with a command",
+            ),
+            (
+                &["-f", "cdi", "generate"],
+                "'--foreground' cannot be used with a command",
+            ),
+            (
+                &["quit", "--daemon"],
+                "'--daemon' cannot be used with a command",
+            ),
+            (
+                &["--fromat", "json", "ps"],
+                "a similar argument exists: '--format'",
+            ),
+            (&["--foo"], "a similar argument exists: '--foreground'"),
+            (&["-x"], "unexpected argument '-x' found"),
+            (
+                &["ps", "--format"],
+                "a value is required for '--format <FORMAT>'",
+            ),
+        ] {
+            let error = control(words).expect_err("an error");
+            assert!(error.to_string().contains(expected), "{words:?}: {error}");
+            assert_eq!(error.exit_code(), 2, "{words:?}");
+        }
+    }
 
     #[test]
     fn of_an_option_given_twice_the_last_counts() {

@@ -294,8 +294,32 @@ pub fn find(name: &str) -> Option<&'static Row> {
     TABLE.iter().find(|row| row.name == name)
 }
 
+/// The command whose name is nearest to a mistyped one, if one is near.
+pub fn nearest(name: &str) -> Option<&'static str> {
+    if name.len() > LONGEST_MISTYPED {
+        return None;
+    }
+    let near = TABLE.iter().filter_map(|row| {
+        let edits = strsim::damerau_levenshtein(name, row.name);
+        // A third of the letters: `quti` is near quit, and `ab` near nothing.
+        (edits * 3 <= name.len()).then_some((edits, row.name))
+    });
+    near.min().map(|(_, name)| name)
+}
+
+/// Longest name for which the nearest command is sought, bytes.
+const LONGEST_MISTYPED: usize = 64;
+
 /// Option that selects the format of a list.
-pub const FORMAT_OPTION: &str = "--format=";
+pub const FORMAT_OPTION: &str = "--format";
+
+/// Whether a word is this option: with its value, if that is in the same word.
+pub fn format_option(word: &str) -> Option<Option<&str>> {
+    match word.strip_prefix(FORMAT_OPTION)? {
+        "" => Some(None),
+        rest => rest.strip_prefix('=').map(Some),
+    }
+}
 
 /// Output formats of lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -325,10 +349,10 @@ pub fn in_format(line: &str, format: Format) -> String {
     let lists = |name: &str| find(name).is_some_and(|row| row.kind == Kind::Lists);
     let asks = line
         .split_whitespace()
-        .any(|word| word.starts_with(FORMAT_OPTION));
+        .any(|word| format_option(word).is_some());
     let name = line.split_whitespace().next();
     if format != Format::Table && !asks && name.is_some_and(lists) {
-        format!("{} {FORMAT_OPTION}{}", line.trim_end(), format.name())
+        format!("{} {FORMAT_OPTION}={}", line.trim_end(), format.name())
     } else {
         line.to_owned()
     }
@@ -528,7 +552,8 @@ pub fn help() -> String {
         let _ = writeln!(text, "  {call}{gap}{}", row.meaning);
     }
     text.push_str(
-        "A command that lists (get_…, ps, device_query) takes --format=table, csv or json at its end.",
+        "A command that lists (get_…, ps, device_query) takes --format table, csv or json. At the prompt, exit leaves \
+         mps-control, and quit asks before it ends the daemon.",
     );
     text
 }
@@ -548,10 +573,35 @@ mod tests {
     }
 
     #[test]
+    fn the_nearest_command_is_found() {
+        for (name, expected) in [
+            ("get_server_lst", "get_server_list"),
+            ("get_clientlist", "get_client_list"),
+            ("quti", "quit"),
+            ("pss", "ps"),
+            ("device-query", "device_query"),
+        ] {
+            assert_eq!(nearest(name), Some(expected));
+        }
+        for name in [
+            "frobnicate",
+            "exit",
+            "ab",
+            "x",
+            "\u{1}\u{2}",
+            &"x".repeat(4096),
+        ] {
+            assert_eq!(nearest(name), None, "{name}");
+        }
+    }
+
+    #[test]
     fn a_form_is_asked_for_where_there_is_one() {
         let json = |line: &str| in_format(line, Format::Json);
         assert_eq!(json("ps -p 7"), "ps -p 7 --format=json");
-        assert_eq!(json("ps --format=csv"), "ps --format=csv");
+        for line in ["ps --format=csv", "ps --format csv"] {
+            assert_eq!(json(line), line);
+        }
         for line in ["quit", "", "frobnicate", "set_default_client_priority 1"] {
             assert_eq!(json(line), line);
         }

@@ -1,6 +1,8 @@
 //! The parser of command lines.
 
-use super::commands::{Command, FORMAT_OPTION, Format, Kind, Request, Row, Server, Whose, find};
+use super::commands::{
+    Command, FORMAT_OPTION, Format, Kind, Request, Row, Server, Whose, find, format_option, nearest,
+};
 use super::defaults;
 use clap::ValueEnum;
 use mpsshim_model::amount;
@@ -17,7 +19,7 @@ const LONGEST_PATIENCE: u64 = 3600;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommandError {
     /// No such name.
-    #[error("Unknown command \"{0}\"")]
+    #[error("Unknown command \"{0}\"{suggestion}", suggestion = suggestion(.0))]
     Unknown(String),
     /// Arguments that do not fit.
     #[error("{name}: {what}; usage: {name} {usage}")]
@@ -46,6 +48,10 @@ pub enum CommandError {
     NoUser,
 }
 
+fn suggestion(name: &str) -> String {
+    nearest(name).map_or_else(String::new, |near| format!("; did you mean {near}?"))
+}
+
 /// The arguments of a command.
 struct Arguments<'a> {
     row: &'static Row,
@@ -61,20 +67,29 @@ impl Arguments<'_> {
         }
     }
 
-    /// Takes `--format=…`.
+    /// Takes `--format=…` and `--format …`.
     fn take_format(&mut self) -> Result<Format, CommandError> {
-        let mut given = Vec::new();
-        if self.row.kind == Kind::Lists {
-            given = self
-                .words
-                .extract_if(.., |word| word.starts_with(FORMAT_OPTION))
-                .collect();
-        }
         let mut format = Format::default();
-        for word in given {
-            let name = word.trim_start_matches(FORMAT_OPTION);
-            format = Format::from_str(name, false)
-                .map_err(|_| self.wrong(format!("\"{word}\": a format is table, csv or json")))?;
+        if self.row.kind != Kind::Lists {
+            return Ok(format);
+        }
+        let mut words = std::mem::take(&mut self.words).into_iter();
+        while let Some(word) = words.next() {
+            let name = match format_option(word) {
+                Some(Some(attached)) => attached,
+                Some(None) => words.next().ok_or_else(|| {
+                    self.wrong(format!("{FORMAT_OPTION} takes table, csv or json"))
+                })?,
+                None => {
+                    self.words.push(word);
+                    continue;
+                }
+            };
+            format = Format::from_str(name, false).map_err(|_| {
+                self.wrong(format!(
+                    "\"{FORMAT_OPTION}={name}\": a format is table, csv or json"
+                ))
+            })?;
         }
         Ok(format)
     }
@@ -411,6 +426,12 @@ impl Arguments<'_> {
     }
 }
 
+/// Whether a line would end the daemon.
+pub fn ends_daemon(line: &str) -> bool {
+    let parsed = parse(line, true).ok().flatten();
+    parsed.is_some_and(|request| matches!(request.command, Command::Quit { .. }))
+}
+
 /// Parses a line. `None`: it is empty.
 pub fn parse(line: &str, privileged: bool) -> Result<Option<Request>, CommandError> {
     let mut words = line.split_whitespace();
@@ -651,6 +672,16 @@ mod tests {
         assert_eq!(format("ps -p 7 --format=json"), Format::Json);
         assert_eq!(format("get_server_list --format=csv"), Format::Csv);
         assert_eq!(format("device_query --csv 7 --format=json"), Format::Json);
+        let processes = Command::Processes {
+            pid: Some(server(7)),
+        };
+        for line in ["ps --format json -p 7", "ps -p 7 --format json"] {
+            assert_eq!((format(line), ok(line)), (Format::Json, processes.clone()));
+        }
+        assert!(error("ps --format xml").contains("\"--format=xml\": a format is table, csv"));
+        assert!(error("ps --format").contains("--format takes table, csv or json"));
+        assert!(error("ps --format= json").contains("\"--format=\": a format is table"));
+        assert!(error("quit --format csv").contains("unexpected \"--format\""));
         assert!(error("ps --format=xml").contains("\"--format=xml\": a format is table, csv"));
         assert!(error("quit --format=csv").contains("unexpected \"--format=csv\""));
         assert!(error("get_server_list --csv").contains("unexpected \"--csv\""));
@@ -659,6 +690,10 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         assert_eq!(error("frobnicate now"), "Unknown command \"frobnicate\"");
+        assert_eq!(
+            error("get_server_lst"),
+            "Unknown command \"get_server_lst\"; did you mean get_server_list?"
+        );
         assert_eq!(
             error("quit -t soon"),
             "quit: \"soon\" is not a number of seconds; usage: quit [-t SECONDS]"

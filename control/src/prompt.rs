@@ -1,6 +1,7 @@
 //! Commands typed on a terminal: a prompt, editing, history and completion.
 
 use super::commands::{FORMAT_OPTION, Format, Kind, TABLE, find};
+use super::parse::ends_daemon;
 use rustyline::completion::Completer;
 use rustyline::error::ReadlineError;
 use rustyline::highlight::Highlighter;
@@ -14,6 +15,10 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 
 const PROMPT: &str = "mps> ";
+/// Leaves the prompt; not a command of the daemon.
+const EXIT: &str = "exit";
+/// Asked before the daemon is ended.
+const QUESTION: &str = "End the daemon? [y/N] ";
 /// Lines kept of the history.
 const HISTORY: usize = 1000;
 
@@ -43,18 +48,33 @@ impl Prompt {
         Ok(Prompt { editor, history })
     }
 
-    /// The next line; `None`: the end of input. A line interrupted with Ctrl-C is empty.
+    /// The next line; `None`: `exit` or the end of input. A line interrupted with Ctrl-C is empty, as is a `quit` that
+    /// is not confirmed.
     ///
     /// # Errors
     /// Those of the terminal.
     pub fn line(&mut self) -> rustyline::Result<Option<String>> {
-        match self.editor.readline(PROMPT) {
-            Ok(line) => {
-                self.remember(&line);
-                Ok(Some(line))
-            }
-            Err(ReadlineError::Interrupted) => Ok(Some(String::new())),
-            Err(ReadlineError::Eof) => Ok(None),
+        let line = match self.editor.readline(PROMPT) {
+            Ok(line) => line,
+            Err(ReadlineError::Interrupted) => return Ok(Some(String::new())),
+            Err(ReadlineError::Eof) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        self.remember(&line);
+        if line.trim() == EXIT {
+            return Ok(None);
+        }
+        if ends_daemon(&line) && !self.confirms()? {
+            return Ok(Some(String::new()));
+        }
+        Ok(Some(line))
+    }
+
+    /// Asks once whether the daemon is to end; anything but yes is no.
+    fn confirms(&mut self) -> rustyline::Result<bool> {
+        match self.editor.readline(QUESTION) {
+            Ok(answer) => Ok(["y", "yes"].contains(&answer.trim().to_lowercase().as_str())),
+            Err(ReadlineError::Interrupted | ReadlineError::Eof) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -91,12 +111,16 @@ struct Commands;
 fn candidates(line: &str) -> (usize, Vec<String>) {
     let start = line.rfind(char::is_whitespace).map_or(0, |at| at + 1);
     let (before, word) = line.split_at(start);
+    let formats = [Format::Table, Format::Csv, Format::Json].map(Format::name);
     let all: Vec<String> = match before.split_whitespace().next() {
-        None => TABLE.iter().map(|row| row.name.to_owned()).collect(),
+        None => {
+            let names = TABLE.iter().map(|row| row.name).chain([EXIT]);
+            names.map(str::to_owned).collect()
+        }
         Some(name) if find(name).is_some_and(|row| row.kind == Kind::Lists) => {
-            let formats = [Format::Table, Format::Csv, Format::Json];
-            let option = |format: Format| format!("{FORMAT_OPTION}{}", format.name());
-            formats.into_iter().map(option).collect()
+            let value = before.split_whitespace().next_back() == Some(FORMAT_OPTION);
+            let start = if value { "" } else { "--format=" };
+            formats.map(|format| format!("{start}{format}")).into()
         }
         Some(_) => Vec::new(),
     };
@@ -134,8 +158,13 @@ mod tests {
         assert_eq!(words("terminate"), ["terminate_client"]);
         assert_eq!(
             words(""),
-            TABLE.iter().map(|row| row.name).collect::<Vec<_>>()
+            TABLE
+                .iter()
+                .map(|row| row.name)
+                .chain(["exit"])
+                .collect::<Vec<_>>()
         );
+        assert_eq!(words("ps --format "), ["table", "csv", "json"]);
         assert_eq!(
             candidates("ps --format=j"),
             (3, vec!["--format=json".into()])

@@ -3,7 +3,7 @@
 use super::{Documents, RUN_FAILURE};
 use crate::commands::{FORMAT_OPTION, Kind, Row, TABLE};
 use crate::settings;
-use clap::{Arg, ArgAction, ArgGroup, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use clap_mangen::roff::{Inline, Roff, bold, italic, roman};
@@ -39,6 +39,12 @@ fn has_commands(program: &Command) -> bool {
 /// # Errors
 /// Those of `out`.
 pub fn manual(program: &Command, out: &mut dyn Write) -> io::Result<()> {
+    let mut program = program.clone();
+    if has_commands(&program) {
+        // clap_mangen leaves out aliases.
+        program = program.mut_arg("version", |arg| arg.help("Print the version; -V as well"));
+    }
+    let program = &program;
     let page = Man::new(program.clone()).manual("mpsshim");
     page.render_title(out)?;
     page.render_name_section(out)?;
@@ -66,9 +72,13 @@ fn commands(roff: &mut Roff) {
     }
     roff.control("PP", []);
     roff.text([
-        roman("Commands that change something are reserved for root and the user who runs the daemon. Commands that print lists accept "),
+        roman("Commands that change something are reserved for root and the user who runs the daemon. Options of the program may follow a command; with commands read from standard input, lists accept "),
         bold(FORMAT_OPTION),
-        roman("table, csv or json as their last argument."),
+        roman(" table, csv or json. At the prompt, "),
+        bold("exit"),
+        roman(" leaves mps-control, and "),
+        bold("quit"),
+        roman(" asks before it ends the daemon."),
     ]);
 }
 
@@ -106,7 +116,7 @@ fn exit_status(roff: &mut Roff, program: &str) {
     let text = match program {
         "mps-control" => {
             "0: success; for commands read from standard input also if one of them failed, as with NVIDIA's. 1: there is no \
-             daemon, a daemon runs already or cannot start, or a command given as arguments failed. 2: unknown option."
+             daemon, a daemon runs already or cannot start, or a command given as arguments failed. 2: unknown option or invalid value of one."
                 .to_owned()
         }
         "mps-run" => format!(
@@ -145,8 +155,6 @@ pub fn completions(program: &Command, shell: Shell) -> Vec<u8> {
             .args(options.cloned())
             .version(env!("CARGO_PKG_VERSION"))
             .disable_version_flag(true)
-            // Options refer to this group in their conflicts.
-            .group(ArgGroup::new("command"))
             .disable_help_subcommand(true)
             .subcommands(program.get_subcommands().cloned())
             .subcommands(TABLE.iter().map(subcommand));
@@ -199,11 +207,10 @@ fn subcommand(row: &'static Row) -> Command {
         command = command.arg(arg);
     }
     if row.kind == Kind::Lists {
-        let option = FORMAT_OPTION.trim_matches(['-', '=']);
+        let option = FORMAT_OPTION.trim_start_matches('-');
         command = command.arg(
             Arg::new(option)
                 .long(option)
-                .require_equals(true)
                 .value_parser(["table", "csv", "json"]),
         );
     }
@@ -255,7 +262,9 @@ mod tests {
                 );
             }
             assert!(!page.contains("detached"), "hidden");
-            assert!(!has_commands(&program) || page.contains("cdi generate "));
+            for expected in ["cdi generate ", "-V as well", "[\\fIcommand\\fR]"] {
+                assert!(!has_commands(&program) || page.contains(expected));
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 use anyhow::Context;
 use clap::Parser;
 use mpsshim_control::cdi::Spec;
-use mpsshim_control::cli::{Cdi, Control, Own, as_long_options, documents};
+use mpsshim_control::cli::{Cdi, Control, Order, documents};
 use mpsshim_control::commands::{Format, in_format};
 use mpsshim_control::daemon::{Daemon, Manner};
 use mpsshim_control::launch;
@@ -23,7 +23,8 @@ use std::process::ExitCode;
 const TOP: &str = "top";
 
 fn main() -> ExitCode {
-    let options = Control::parse_from(as_long_options(std::env::args_os()));
+    let options =
+        Control::parse_arguments(std::env::args_os()).unwrap_or_else(|error| error.exit());
     let starts = options.daemon || options.foreground;
     for (given, name) in [
         (options.multi_user, "-M"),
@@ -63,7 +64,7 @@ fn run(options: &Control) -> anyhow::Result<bool> {
     if !(options.daemon || options.foreground) {
         settings = settings.at_daemon();
     }
-    if let Some(Own::Cdi(Cdi::Generate { output })) = &options.own {
+    if let Some(Order::Cdi(Cdi::Generate { output })) = &options.command {
         generate(&settings, output.as_deref())?;
         return Ok(true);
     }
@@ -89,19 +90,26 @@ fn run(options: &Control) -> anyhow::Result<bool> {
             daemon.search_devices();
         }
         return Ok(daemon.run()?);
-    } else if options.command.is_empty() {
-        commands_of_standard_input(&settings, options.format)?;
-    } else if options.command[0] == TOP {
-        let mut asked = top::Options::parse_from(&options.command);
-        asked.json |= options.format == Format::Json;
-        top::run(&settings, &asked)?;
+    } else if let Some(Order::Line(words)) = &options.command {
+        return execute(words, &settings, options.format);
     } else {
-        let line = in_format(&options.command.join(" "), options.format);
-        let answer = give(&mut Ui::connect(&settings)?, &line)?;
-        print(&answer)?;
-        return Ok(answer.ok);
+        commands_of_standard_input(&settings, options.format)?;
     }
     Ok(true)
+}
+
+/// Executes a command given as arguments; `false`: it failed.
+fn execute(words: &[String], settings: &Settings, format: Format) -> anyhow::Result<bool> {
+    if words.first().is_some_and(|name| name == TOP) {
+        let mut asked = top::Options::parse_from(words);
+        asked.json |= format == Format::Json;
+        top::run(settings, &asked)?;
+        return Ok(true);
+    }
+    let line = in_format(&words.join(" "), format);
+    let answer = give(&mut Ui::connect(settings)?, &line)?;
+    print(&answer)?;
+    Ok(answer.ok)
 }
 
 /// The specification for container engines.

@@ -111,6 +111,14 @@ fn unknown_commands() {
         result.out,
         "Unknown command \"frobnicate\"\nServer 0 not found\nServer 99999 not found\n"
     );
+    let near = place.control(&["get_server_lst"]);
+    assert_eq!(
+        (near.code, near.out.as_str()),
+        (
+            1,
+            "Unknown command \"get_server_lst\"; did you mean get_server_list?\n"
+        )
+    );
     assert_eq!(place.control(&["get_server_status", "99999"]).code, 1);
     let long = place.control_stdin(&format!("{}\nget_server_status 1\n", "x".repeat(100_000)));
     assert_eq!(
@@ -119,6 +127,53 @@ fn unknown_commands() {
         "{}",
         long.out
     );
+}
+
+#[test]
+fn unknown_options_are_refused() {
+    let place = Place::with_daemon();
+    for (arguments, expected) in [
+        (&["--foo"][..], "error: unexpected argument '--foo' found"),
+        (
+            &["--foo", "quit"],
+            "error: unexpected argument '--foo' found",
+        ),
+        (
+            &["--fromat", "json", "ps"],
+            "a similar argument exists: '--format'",
+        ),
+        (&["-x"], "error: unexpected argument '-x' found"),
+        (
+            &["quit", "--daemon"],
+            "'--daemon' cannot be used with a command",
+        ),
+    ] {
+        let done = place.control(arguments);
+        assert_eq!((done.code, done.out.as_str()), (2, ""), "{arguments:?}");
+        assert!(done.err.contains(expected), "{}", done.err);
+        assert!(!done.err.contains("Unknown command"), "{}", done.err);
+    }
+    // The daemon got none of them.
+    assert!(!place.log("control.log").contains("Cmd:"));
+    assert_eq!(place.control(&["get_server_list"]).code, 0);
+}
+
+#[test]
+fn version_and_usage() {
+    let place = Place::new();
+    let version = concat!("mps-control ", env!("CARGO_PKG_VERSION"), "\n");
+    for arguments in [&["-V"][..], &["-v"], &["--version"], &["ps", "-V"]] {
+        let done = place.control(arguments);
+        assert_eq!(
+            (done.code, done.out.as_str()),
+            (0, version),
+            "{arguments:?}"
+        );
+    }
+    let help = place.control(&["--help"]);
+    assert_eq!(help.code, 0);
+    let usage = help.out.lines().find(|line| line.starts_with("Usage:"));
+    assert_eq!(usage, Some("Usage: mps-control [OPTIONS] [COMMAND]"));
 }
 
 #[test]

@@ -123,16 +123,65 @@ fn a_server_that_does_not_answer_leaves_fields_empty() {
 }
 
 #[test]
+fn formats_before_and_behind_a_command() {
+    let place = Place::with_daemon();
+    let expected = "[{\"priority\":0}]\n";
+    for arguments in [
+        &["--format", "json", "get_default_client_priority"][..],
+        &["get_default_client_priority", "--format", "json"],
+        &["get_default_client_priority", "--format=json"],
+        &[
+            "--format=csv",
+            "get_default_client_priority",
+            "--format=json",
+        ],
+    ] {
+        let done = place.control(arguments);
+        assert_eq!(
+            (done.code, done.out.as_str()),
+            (0, expected),
+            "{arguments:?}"
+        );
+    }
+    for line in ["--format json", "--format=json"] {
+        let done = place.control_stdin(&format!("get_default_client_priority {line}\n"));
+        assert_eq!((done.code, done.out.as_str()), (0, expected), "{line}");
+    }
+    let done = place.control(&["get_client_list", "7", "--format", "csv"]);
+    assert_eq!((done.code, done.out.as_str()), (1, "Server 7 not found\n"));
+    // The option of the command keeps its value.
+    let done = place.control(&["ps", "--format", "json", "-p", "7"]);
+    assert!(!done.out.contains("expected"), "{}", done.out);
+    let config = place.path().join("none.toml").display().to_string();
+    let done = place.control(&["get_server_list", "--config", &config]);
+    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert!(done.err.contains(&config), "{}", done.err);
+}
+
+#[test]
 fn a_form_that_there_is_not() {
     let place = Place::with_daemon();
     assert_eq!(place.control(&["--format", "xml", "ps"]).code, 2);
     let done = place.control(&["ps", "--format=xml"]);
-    assert_eq!(done.code, 1);
+    assert_eq!((done.code, done.out.as_str()), (2, ""));
     assert!(
-        done.out.contains("a format is table, csv or json"),
+        done.err.contains("[possible values: table, csv, json]"),
+        "{}",
+        done.err
+    );
+    let done = place.control_stdin("ps --format xml\nps --format\n");
+    assert_eq!(done.code, 0);
+    assert!(
+        done.out
+            .contains("\"--format=xml\": a format is table, csv or json")
+            && done.out.contains("--format takes table, csv or json"),
         "{}",
         done.out
     );
+    // A command without a list takes none.
+    let done = place.control(&["quit", "--format", "json"]);
+    assert_eq!(done.code, 1);
+    assert!(done.out.contains("unexpected \"--format\""), "{}", done.out);
     // What lists nothing is done as ever.
     assert_eq!(
         place

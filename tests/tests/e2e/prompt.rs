@@ -47,7 +47,47 @@ fn a_terminal_has_a_prompt_completion_and_history() {
     session.shows("[{\"priority\":0}]");
     session.settles();
     session.types("quit\r");
+    session.shows("End the daemon? [y/N] ");
+    session.settles();
+    session.types("y\r");
     assert!(session.program.wait().expect("wait").success());
+    assert_eq!(place.control(&["get_server_list"]).code, 1);
+}
+
+#[test]
+fn the_prompt_is_left_without_ending_the_daemon() {
+    let place = Place::with_daemon();
+    let mut session = Session::start(&place, &[]);
+    session.shows("mps> ");
+    // Neither another answer than yes nor Ctrl-C or Ctrl-D ends the daemon, or the prompt.
+    for (quit, answer) in [
+        ("quit\r", "\r"),
+        ("quit -t 5\r", "n\r"),
+        ("quit\r", "\u{3}"),
+        ("quit\r", "\u{4}"),
+    ] {
+        session.screen.lock().expect("screen").clear();
+        session.types(quit);
+        session.shows("End the daemon? [y/N] ");
+        session.settles();
+        session.types(answer);
+        session.shows("mps> ");
+        session.settles();
+    }
+    session.types("get_default_client_priority\r");
+    session.shows("\n0\r\n");
+    session.settles();
+    session.types("exit\r");
+    assert!(session.program.wait().expect("wait").success());
+    assert_eq!(place.control(&["get_server_list"]).code, 0);
+    assert!(!place.log("control.log").contains("Cmd:quit"));
+    // On standard input neither is special.
+    let done = place.control_stdin("exit\nquit\n");
+    assert_eq!(
+        (done.code, done.out.as_str()),
+        (0, "Unknown command \"exit\"\n")
+    );
+    assert_eq!(place.control(&["get_server_list"]).code, 1);
 }
 
 #[test]

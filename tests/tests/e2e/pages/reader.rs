@@ -19,8 +19,9 @@ const PRINTED: &[(&str, &str)] = &[
     ("set_default_active_thread_percentage", "#.#\n"),
     ("set_active_thread_percentage_all P", "# #.#\n"),
     ("trace stop", "# slices, # lost, in @place/trace.json\n"),
+    ("--format csv", "…,…\n…,…\n"),
     ("--format=csv", "…,…\n…,…\n"),
-    ("--format json ps", "[{…}]\n"),
+    ("--format json", "[{…}]\n"),
     ("MPSSHIM_LOG=info mps-run", "…connected session=…"),
     ("get_default_quantum", "#…\n"),
 ];
