@@ -124,10 +124,9 @@ pub const TABLE: &[Row] = &[
         Kind::Acts,
         "restart_server",
         "PID [-t SECONDS] [-f]",
-        "replace a server by a new one that goes on with its clients; prints the new process id, and in a second line which clients \
-         keep the old server until they end: those that cannot go on in another server, or do not come to rest within 10 s. \
-         With -t, the next server must start and the clients come to rest within SECONDS (0: at rest at once); with -f such \
-         clients are ended",
+        "replace a server by a new one that goes on with its clients; prints the new process id. Clients that are not portable, or \
+         whose work does not end within 10 s, stay on the old server until they end, and a second line lists them; -t bounds the \
+         start of the new server and this wait together (0: no wait); -f ends such clients",
     ),
     row(
         Kind::Acts,

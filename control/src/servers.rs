@@ -25,7 +25,7 @@ use mpsshim_api::cuda::{
 };
 use quarantine::{Coming, MOST_APART};
 pub use server::{Client, Server, State};
-use standby::Restart;
+use standby::{Predecessor, Restart};
 use std::fs::File;
 use std::io;
 use std::mem;
@@ -504,17 +504,7 @@ impl Servers {
                 "Server {pid} ended unexpectedly, with {clients} clients; the next server goes on with those that it can"
             );
         }
-        let keeper = match self.use_standby(pid, keeper) {
-            Ok(next) => {
-                self.note_successor(server, next);
-                return true;
-            }
-            Err(keeper) => keeper,
-        };
-        let start = Start::With(keeper);
-        if let Some(next) = self.start(server.owner(), server.quarantined.clone(), start) {
-            self.note_successor(server, next);
-        }
+        self.replace(&Predecessor::of(server), keeper);
         true
     }
 

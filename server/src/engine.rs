@@ -39,7 +39,7 @@ use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
 use mpsshim_model::limits::{Limits, Usage};
 use mpsshim_proto::handshake::ClientHello;
 pub use scheduling::dispatch::GOES_ON_ELSEWHERE;
-pub use scheduling::resting::{Leaving, Rested};
+pub use scheduling::resting::{Leaving, Parting, Rested};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -249,7 +249,7 @@ impl Engine {
 
     /// Brings the sessions to rest within `patience`, for the next server, and sends their numbers. With `force`, sessions
     /// that cannot continue elsewhere are ended. Without it, they go on here: then the others' objects are freed, with
-    /// [`EngineEvent::Gone`] for each, and a connection to their new keeper is sent ([`Leaving::keeper`]). If all are at
+    /// [`EngineEvent::Gone`] for each, and a connection to their new keeper is sent ([`Leaving::parting`]). If all are at
     /// rest, nothing is executed any more, and the process has to end.
     ///
     /// # Errors

@@ -373,9 +373,7 @@ impl Keeper {
         }
         Ok(all)
     }
-}
 
-impl Keeper {
     /// Makes another keeper hold the descriptors with these names too. Returns whether it holds all of them.
     ///
     /// # Errors

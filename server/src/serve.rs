@@ -5,7 +5,7 @@
 //! a daemon ends no running program, and the next daemon takes the server over.
 
 use crate::engine;
-use crate::engine::{Leaving, Rested};
+use crate::engine::{Leaving, Parting, Rested};
 use crate::keeper::Keeper;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never, select, unbounded};
 use mpsshim_api::cuda::CUresult;
@@ -122,7 +122,7 @@ pub fn serve<H: Host>(
         hands_over: false,
         called_off: false,
         rested: never(),
-        parting: None,
+        departure: None,
     };
     serving.announce();
     let end = serving.run(orders, events);
@@ -232,17 +232,16 @@ struct Serving<H> {
     /// Receives the result of bringing the sessions to rest.
     rested: Receiver<Rested>,
     /// Sessions that leave for the next server, while others stay.
-    parting: Option<Parting>,
+    departure: Option<Departure>,
 }
 
 /// Sessions that leave.
-struct Parting {
-    /// Those whose objects are not free yet.
-    sessions: BTreeSet<u64>,
+struct Departure {
+    /// Numbers of the sessions whose objects are not free yet.
+    remaining: BTreeSet<u64>,
+    /// Number of all of them.
     count: usize,
-    /// The clients that stay, with reasons.
-    stay: String,
-    keeper: Keeper,
+    parting: Parting,
 }
 
 impl<H: Host> Serving<H> {
@@ -445,11 +444,10 @@ impl<H: Host> Serving<H> {
         if request.fingerprint != engine::fingerprint() {
             let why = "the next server is of a release that cannot go on with its clients";
             return match Keeper::start() {
-                Ok(keeper) if !request.force => self.part(Leaving {
-                    sessions: Vec::new(),
-                    stay: Some(why.into()),
-                    keeper: Some(keeper),
-                }),
+                Ok(keeper) if !request.force => {
+                    let stay = why.into();
+                    self.part(&[], Parting { stay, keeper });
+                }
                 _ => self.stay(why.into()),
             };
         }
@@ -477,7 +475,10 @@ impl<H: Host> Serving<H> {
     /// The sessions are at rest, or could not be; returns whether this server ends now.
     fn leave(&mut self, rested: Rested, called_off: bool) -> bool {
         match rested {
-            Ok(leaving) if leaving.keeper.is_some() => self.part(leaving),
+            Ok(Leaving {
+                sessions,
+                parting: Some(parting),
+            }) => self.part(&sessions, parting),
             Ok(_) if called_off => self.stay(CALLED_OFF.into()),
             Ok(Leaving { sessions, .. }) => {
                 let sessions = sessions.len();
@@ -492,36 +493,24 @@ impl<H: Host> Serving<H> {
     }
 
     /// Some sessions leave for the next server, which gets them when their objects here are free.
-    fn part(&mut self, leaving: Leaving) {
-        let Leaving {
-            sessions,
-            stay: Some(stay),
-            keeper: Some(keeper),
-        } = leaving
-        else {
-            return;
-        };
-        let count = sessions.len();
-        // Those of which this server has reported the end already.
-        let sessions = sessions.into_iter().filter(|id| {
-            let is_known = |clients: &BTreeMap<u64, ClientInfo>| clients.contains_key(id);
-            is_known(&self.clients) || is_known(&self.stuck)
-        });
-        self.parting = Some(Parting {
-            sessions: sessions.collect(),
-            count,
-            stay,
-            keeper,
+    fn part(&mut self, sessions: &[u64], parting: Parting) {
+        let is_here =
+            |session: &&u64| self.clients.contains_key(session) || self.stuck.contains_key(session);
+        self.departure = Some(Departure {
+            remaining: sessions.iter().filter(is_here).copied().collect(),
+            count: sessions.len(),
+            parting,
         });
         self.look_whether_parted();
     }
 
     fn look_whether_parted(&mut self) {
-        let is_over = |parting: &mut Parting| parting.sessions.is_empty();
-        let Some(parting) = self.parting.take_if(is_over) else {
+        let is_over = |departure: &mut Departure| departure.remaining.is_empty();
+        let Some(departure) = self.departure.take_if(is_over) else {
             return;
         };
-        let (sessions, stay) = (parting.count, parting.stay);
+        let (sessions, parting) = (departure.count, departure.parting);
+        let stay = parting.stay;
         tracing::info!("Handing over {sessions} clients; others stay: {stay}");
         let report = ToDaemon::Parts { sessions, stay };
         let keeper = parting.keeper.into_connection();
@@ -632,8 +621,8 @@ impl<H: Host> Serving<H> {
                 let _guard = limit::caused_by_user(client.uid);
                 self.clients.remove(&client.session);
                 self.stuck.remove(&client.session);
-                if let Some(parting) = &mut self.parting {
-                    parting.sessions.remove(&client.session);
+                if let Some(departure) = &mut self.departure {
+                    departure.remaining.remove(&client.session);
                 }
                 let ended = |reason: &&String| *reason != engine::GOES_ON_ELSEWHERE;
                 if let Some(reason) = reason.as_ref().filter(ended) {

@@ -7,6 +7,9 @@ use super::server::{Server, State};
 use super::{Servers, Start};
 use crate::closers::Stranger;
 use crate::link::HandOver;
+use crate::program::Program;
+use crate::spawn::Owner;
+use mpsshim_model::limits::Limits;
 use std::fmt;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -144,6 +147,28 @@ impl fmt::Display for Restarted {
                 "\nServer {old} keeps these clients until they end: {stay}"
             ),
             None => Ok(()),
+        }
+    }
+}
+
+/// A server whose sessions another one continues.
+pub(super) struct Predecessor {
+    pid: i32,
+    owner: Owner,
+    quarantined: Option<Program>,
+    limits: Limits,
+    /// It was told to end once its clients have gone.
+    stops_later: bool,
+}
+
+impl Predecessor {
+    pub(super) fn of(server: &Server) -> Predecessor {
+        Predecessor {
+            pid: server.pid,
+            owner: server.owner(),
+            quarantined: server.quarantined.clone(),
+            limits: server.limits.clone(),
+            stops_later: server.stops_later,
         }
     }
 }
@@ -356,7 +381,7 @@ impl Servers {
 
     /// Orders the standby of a server to continue the sessions of its keeper. Returns the standby's process id, or the
     /// keeper if there is no standby.
-    pub(super) fn use_standby(&mut self, pid: i32, keeper: Stranger) -> Result<i32, Stranger> {
+    fn use_standby(&mut self, pid: i32, keeper: Stranger) -> Result<i32, Stranger> {
         let standby = self.standby_of(pid).map(|at| &mut self.running[at]);
         let Some(standby) = standby.filter(|standby| standby.stands_by.is_some()) else {
             return Err(keeper);
@@ -387,34 +412,16 @@ impl Servers {
         let Some((keeper, stay)) = server.parted.take() else {
             return;
         };
-        let (owner, program) = (server.owner(), server.quarantined.clone());
-        let limits = server.limits.clone();
-        let stops = server.stops_later || self.closing;
-        let next = match self.use_standby(pid, keeper) {
-            Ok(next) => Some(next),
-            Err(keeper) => self.start(owner, program, Start::With(keeper)),
+        let before = Predecessor::of(server);
+        let next = self.replace(&before, keeper);
+        let of_server = |restart: &&mut Restart| {
+            restart.server == pid && matches!(restart.step, Step::Rests | Step::Adopts(_))
         };
-        let of_server =
-            |restart: &&mut Restart| restart.server == pid && matches!(restart.step, Step::Rests);
-        let restart = self.restarts.iter_mut().find(of_server);
-        match (restart, next) {
-            (Some(restart), Some(next)) => {
-                restart.step = Step::Adopts(next);
-                restart.stay = Some(stay);
-                restart.until = Instant::now() + ADOPTION_PATIENCE;
-            }
-            (Some(restart), None) => {
+        if let Some(restart) = self.restarts.iter_mut().find(of_server) {
+            restart.stay = Some(stay);
+            if next.is_none() {
                 let why = "no server could go on with the clients that left";
                 restart.step = Step::Over(Err(why.into()));
-            }
-            (None, _) => {}
-        }
-        if let Some(next) = next.and_then(|next| self.by_pid_mut(next)) {
-            if let Err(why) = next.order_limits(limits) {
-                tracing::warn!("{why}");
-            }
-            if stops {
-                next.stop(false);
             }
         }
         if let Some(server) = self.by_pid_mut(pid) {
@@ -423,28 +430,36 @@ impl Servers {
         }
     }
 
-    /// Records that `next` replaces `server`, and passes on the limits set for `server`.
-    pub(super) fn note_successor(&mut self, server: &Server, next: i32) {
-        let limits = server.limits.clone();
+    /// Continues the sessions of a keeper in the standby of their server, or in a new server, which replaces it and gets
+    /// the limits set for it. Returns the process id of that one, if one could be started.
+    pub(super) fn replace(&mut self, before: &Predecessor, keeper: Stranger) -> Option<i32> {
+        let next = match self.use_standby(before.pid, keeper) {
+            Ok(next) => next,
+            Err(keeper) => {
+                let program = before.quarantined.clone();
+                self.start(before.owner, program, Start::With(keeper))?
+            }
+        };
         if let Some(next) = self.by_pid_mut(next)
-            && let Err(why) = next.order_limits(limits)
+            && let Err(why) = next.order_limits(before.limits.clone())
         {
             tracing::warn!("{why}");
         }
         let of_server = |restart: &&mut Restart| match restart.step {
             Step::Over(_) => false,
-            Step::Adopts(adopting) => adopting == server.pid,
-            Step::Prepares | Step::Rests => restart.server == server.pid,
+            Step::Adopts(adopting) => adopting == before.pid,
+            Step::Prepares | Step::Rests => restart.server == before.pid,
         };
         if let Some(restart) = self.restarts.iter_mut().find(of_server) {
             restart.step = Step::Adopts(next);
             restart.until = Instant::now() + ADOPTION_PATIENCE;
         }
-        if (server.stops_later || self.closing)
+        if (before.stops_later || self.closing)
             && let Some(next) = self.by_pid_mut(next)
         {
             next.stop(false);
         }
+        Some(next)
     }
 
     /// Kills standbys that have not confirmed in time that they continue sessions: another server does it.

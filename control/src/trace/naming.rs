@@ -13,8 +13,10 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub struct Naming {
     /// `None`: there is no descriptor for the readers' event, and clients are named by their process ids alone.
     readers: Option<Readers>,
-    /// By number of the reading.
-    pending: BTreeMap<u64, (Process, Option<Reading>)>,
+    /// By number of the reading; the readers bound them.
+    pending: BTreeMap<u64, (Process, Reading)>,
+    /// Clients without a reader, since the last call of [`Naming::found`].
+    unread: Vec<Process>,
     next: u64,
 }
 
@@ -24,6 +26,7 @@ impl Naming {
         Naming {
             readers: Readers::new().ok(),
             pending: BTreeMap::new(),
+            unread: Vec::new(),
             next: 0,
         }
     }
@@ -32,30 +35,33 @@ impl Naming {
     pub fn begin(&mut self, process: Process, uid: u32) {
         let readers = self.readers.as_ref();
         let reading = readers.and_then(|readers| readers.read(self.next, process.pid, uid));
-        self.pending.insert(self.next, (process, reading));
+        match reading {
+            Some(reading) => drop(self.pending.insert(self.next, (process, reading))),
+            None => self.unread.push(process),
+        }
         self.next += 1;
     }
 
-    /// The clients whose names were found since the last call.
+    /// The clients whose names were found since the last call, or will not be found.
     pub fn found(&mut self) -> Vec<(Process, String)> {
-        let found = match &self.readers {
-            Some(readers) if !self.pending.is_empty() => readers.take(),
-            _ => return Vec::new(),
-        };
-        self.named(found)
+        let mut names: Vec<_> = self.unread.drain(..).map(unknown).collect();
+        if let Some(readers) = self.readers.as_ref().filter(|_| !self.pending.is_empty()) {
+            let found = readers.take();
+            names.extend(self.named(found));
+        }
+        names
     }
 
     /// The names of the remaining clients, as far as they are found in time.
     pub fn finish(mut self) -> Vec<(Process, String)> {
         let until = Instant::now() + PATIENCE;
-        let mut names = Vec::new();
-        while self.pending.values().any(|(_, reading)| reading.is_some()) && Instant::now() < until
-        {
+        let mut names = self.found();
+        while !self.pending.is_empty() && Instant::now() < until {
             let found = self.readers.as_ref().map(|readers| readers.take_by(until));
             names.extend(self.named(found.unwrap_or_default()));
         }
-        let unknown = self.pending.into_values();
-        names.extend(unknown.map(|(process, _)| (process, name(process, None))));
+        let late = self.pending.into_values();
+        names.extend(late.map(|(process, _)| unknown(process)));
         names
     }
 
@@ -66,6 +72,10 @@ impl Naming {
         };
         found.into_iter().filter_map(name).collect()
     }
+}
+
+fn unknown(process: Process) -> (Process, String) {
+    (process, name(process, None))
 }
 
 fn name(process: Process, command: Option<String>) -> String {

@@ -216,6 +216,14 @@ fn prefetched_and_discarded_blocks() {
     mode("prefetch");
 }
 
+/// Copies of managed memory to the host, and faults, of a process.
+fn copies_and_faults(place: &Place, pid: &str) -> Option<(f64, f64)> {
+    let rows = place.ps();
+    let row = rows.iter().find(|row| row["pid"] == pid)?;
+    let number = |name: &str| row[name].parse::<f64>().expect(name);
+    Some((number("managed_to_host_copies"), number("managed_faults")))
+}
+
 #[test]
 fn memory_prefetched_to_the_host_is_there_when_the_program_has_waited() {
     let place = daemon();
@@ -225,15 +233,9 @@ fn memory_prefetched_to_the_host_is_there_when_the_program_has_waited() {
         program.args(["--without", "writes"]);
         let run = Running::start(program.env("MPSSHIM_MANAGED_FAULTS", way));
         let pid = run.pid().to_string();
-        let copies_and_faults = || {
-            let rows = place.ps();
-            let row = rows.iter().find(|row| row["pid"] == pid)?;
-            let number = |name: &str| row[name].parse::<f64>().expect(name);
-            Some((number("managed_to_host_copies"), number("managed_faults")))
-        };
         let mut last = (0.0, 0.0);
         wait_until("many copies", || {
-            last = copies_and_faults().unwrap_or_default();
+            last = copies_and_faults(&place, &pid).unwrap_or_default();
             last.0 > 600.0
         });
         // A new block every 40 rounds has a fault when the host fills it; without prefetches each round has one more.
@@ -255,20 +257,14 @@ fn edges_are_fetched_with_waits() {
         program.args(["--without", "disturbances"]);
         let run = Running::start(program.env("MPSSHIM_MANAGED_FAULTS", way));
         let pid = run.pid().to_string();
-        let copies_and_faults = || {
-            let rows = place.ps();
-            let row = rows.iter().find(|row| row["pid"] == pid)?;
-            let number = |name: &str| row[name].parse::<f64>().expect(name);
-            Some((number("managed_to_host_copies"), number("managed_faults")))
-        };
         let mut first = (0.0, 0.0);
         wait_until("some copies", || {
-            first = copies_and_faults().unwrap_or_default();
+            first = copies_and_faults(&place, &pid).unwrap_or_default();
             first.0 > 50.0
         });
         let mut last = first;
         wait_until("more copies", || {
-            last = copies_and_faults().expect("the program is listed");
+            last = copies_and_faults(&place, &pid).expect("the program is listed");
             last.0 > first.0 + 400.0
         });
         // Without that each copy to the host is for a fault, and there are faults of writes besides.

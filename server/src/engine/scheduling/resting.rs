@@ -38,10 +38,17 @@ pub type Rested = Result<Leaving, String>;
 pub struct Leaving {
     /// Their numbers.
     pub sessions: Vec<u64>,
-    /// The clients that stay with this server, with reasons; `None` if none does.
-    pub stay: Option<String>,
-    /// If clients stay: the keeper with which the next server continues the others. They have left this one.
-    pub keeper: Option<Keeper>,
+    /// `None` if no client stays with this server.
+    pub parting: Option<Parting>,
+}
+
+/// Sessions have left this server, while others stay.
+#[derive(Debug)]
+pub struct Parting {
+    /// The clients that stay, with reasons.
+    pub stay: String,
+    /// The keeper with which the next server continues the sessions that have left.
+    pub keeper: Keeper,
 }
 
 /// A session that cannot be handed over, and the reason.
@@ -54,15 +61,24 @@ impl Shared {
     /// # Errors
     /// The context is lost, it was called off, or there is no keeper for the sessions that leave.
     pub fn hand_over(&self, patience: Duration, force: bool) -> Rested {
-        let mut leaving = self.come_to_rest(patience, force)?;
-        if leaving.stay.is_some() {
-            leaving.keeper = Some(self.part(&leaving.sessions)?);
-        }
-        Ok(leaving)
+        let (sessions, stay) = self.come_to_rest(patience, force)?;
+        let parting = match stay {
+            Some(stay) => {
+                let keeper = self.part(&sessions)?;
+                Some(Parting { stay, keeper })
+            }
+            None => None,
+        };
+        Ok(Leaving { sessions, parting })
     }
 
-    /// Brings the sessions to rest. The leaving ones execute nothing any more.
-    fn come_to_rest(&self, patience: Duration, force: bool) -> Rested {
+    /// Brings the sessions to rest. Returns the numbers of the leaving ones, which execute nothing any more, and the
+    /// clients that stay, with reasons.
+    fn come_to_rest(
+        &self,
+        patience: Duration,
+        force: bool,
+    ) -> Result<(Vec<u64>, Option<String>), String> {
         let until = Instant::now() + patience;
         let busy = |session| {
             let why = format!("has not come to rest within {} s", patience.as_secs());
@@ -107,11 +123,8 @@ impl Shared {
         let mut going_on = self.roster.session_list();
         going_on.retain(goes_on);
         let stay = Some(stay).filter(|stay| !force && !stay.is_empty());
-        Ok(Leaving {
-            sessions: going_on.iter().map(|one| one.info.session).collect(),
-            stay: stay.map(name),
-            keeper: None,
-        })
+        let going_on = going_on.iter().map(|one| one.info.session);
+        Ok((going_on.collect(), stay.map(name)))
     }
 
     /// Brings all sessions but those of `stay` to rest at the same time, and adds to these the ones that have not come to
