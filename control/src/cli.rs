@@ -221,6 +221,9 @@ pub struct Server {
     /// Create a context, then wait to take over the sessions of another server
     #[arg(long, conflicts_with = "keeper_fd")]
     pub standby: bool,
+    /// As a standby, create the context only when told to take over: the device admits one process
+    #[arg(long, requires = "standby")]
+    pub without_context: bool,
     /// Run as a keeper, which holds descriptors for the server connected to standard input
     #[arg(long, conflicts_with = "link_fd")]
     pub keeper: bool,

@@ -228,6 +228,7 @@ mod tests {
             uuid: "GPU-aa00".into(),
             pci: "0000:00:06.0".into(),
             memory: 1 << 30,
+            compute_mode: Default::default(),
         }];
         let json = serde_json::to_string(&one).expect("json");
         let minute = Duration::from_secs(60);

@@ -18,7 +18,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
-pub const LINK_VERSION: u32 = 11;
+pub const LINK_VERSION: u32 = 12;
 /// Longest packet, bytes.
 pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
 
@@ -95,8 +95,20 @@ pub struct HandOver {
     pub fingerprint: u64,
     /// How long the sessions may take to come to rest, in milliseconds.
     pub patience_ms: u64,
-    /// End the sessions that cannot be handed over. Otherwise they stay.
-    pub force: bool,
+    /// The sessions that cannot be handed over.
+    pub others: Others,
+}
+
+/// Treatment of sessions that cannot be handed over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Others {
+    /// They stay with this server.
+    #[default]
+    Stay,
+    /// They are ended.
+    End,
+    /// All sessions stay: the devices admit one process, so that no two servers can work.
+    Refuse,
 }
 
 /// Server to daemon.
@@ -558,6 +570,7 @@ mod tests {
                     uuid: "GPU-0".into(),
                     pci: "0000:00:06.0".into(),
                     memory: 1 << 30,
+                    compute_mode: Default::default(),
                 }],
             },
             ToDaemon::Connected {

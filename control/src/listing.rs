@@ -429,6 +429,7 @@ pub fn processes<'a>(
                 row.extend(managed(usage));
                 row.extend(bonds(usage));
                 row.push(is_apart(server));
+                row.push(json!(device.compute_mode.to_string()));
                 rows.push(row);
             }
         }
@@ -486,6 +487,7 @@ pub fn processes<'a>(
             "portable",
             "bound_by",
             "quarantined",
+            "compute_mode",
         ],
         rows,
     }
@@ -512,7 +514,12 @@ pub fn devices(lists: &[(Option<i32>, &[DeviceInfo])], commas: bool) -> Listing 
         line(["Device Ordinal", "PCI IDs", "UUID", "Name", "Attributes"]);
         for (ordinal, device) in devices.iter().enumerate() {
             let (pci, uuid, name) = (bus_id(&device.pci), &device.uuid, &device.name);
-            line([&ordinal.to_string(), &pci, uuid, name, "N/A"]);
+            // NVIDIA's daemon prints N/A.
+            let attributes = match device.is_exclusive() {
+                true => device.compute_mode.to_string(),
+                false => "N/A".to_owned(),
+            };
+            line([&ordinal.to_string(), &pci, uuid, name, &attributes]);
             rows.push(vec![
                 json!(server),
                 json!(ordinal),
@@ -520,12 +527,21 @@ pub fn devices(lists: &[(Option<i32>, &[DeviceInfo])], commas: bool) -> Listing 
                 json!(uuid),
                 json!(name),
                 json!(device.memory),
+                json!(device.compute_mode.to_string()),
             ]);
         }
     }
     Listing {
         table,
-        columns: &["server", "device", "pci", "uuid", "name", "memory"],
+        columns: &[
+            "server",
+            "device",
+            "pci",
+            "uuid",
+            "name",
+            "memory",
+            "compute_mode",
+        ],
         rows,
     }
 }
@@ -710,6 +726,7 @@ mod tests {
             uuid: "GPU-eec5798d-7946-0e14-f51f-ded3e76748d0".into(),
             pci: "0000:00:06.0".into(),
             memory: 1 << 30,
+            compute_mode: Default::default(),
         };
         let (default, server) = ([device], []);
         let listing = devices(&[(None, &default), (Some(7), &server)], false);

@@ -23,6 +23,7 @@ use crate::seqpacket;
 use mpsshim_api::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
+use mpsshim_model::device::DeviceInfo;
 use quarantine::{Coming, MOST_APART};
 pub use server::{Client, Server, State};
 use standby::{Predecessor, Restart};
@@ -121,6 +122,8 @@ pub struct Servers {
     trace: Option<Trace>,
     restarts: Vec<Restart>,
     quarantine: Quarantine,
+    /// The devices of the last server that was ready admit one process.
+    exclusive: bool,
     /// Number of server faults so far.
     faults: Arc<AtomicU64>,
 }
@@ -146,6 +149,7 @@ impl Servers {
             trace: None,
             restarts: Vec::new(),
             quarantine,
+            exclusive: false,
             faults: Arc::default(),
         })
     }
@@ -360,6 +364,7 @@ impl Servers {
             self.weigh(found);
             self.read_programs_of(pid);
             if !devices.is_empty() {
+                self.exclusive = devices.iter().any(DeviceInfo::is_exclusive);
                 self.learn_devices_of(pid, &devices);
             }
             self.part(pid);
@@ -460,10 +465,13 @@ impl Servers {
     }
 
     /// As [`Servers::succeed`], already while the server's process exits: the driver may take long to destroy its
-    /// context.
+    /// context. Not if the devices admit one process.
     fn succeed_early(&mut self, pid: i32) {
         let ending = |server: &Server| {
-            server.pid == pid && server.link.is_none() && server.process.is_exiting()
+            server.pid == pid
+                && server.link.is_none()
+                && server.process.is_exiting()
+                && !server.is_exclusive()
         };
         let Some(at) = self.running.iter().position(ending) else {
             return;
@@ -632,12 +640,9 @@ impl Servers {
             } else {
                 // Another user's servers, or one of the same user that is ending. Those that work go on: the ranks of
                 // a parallel program must all be served.
-                let idle = self.idle_users(owner.uid);
-                for server in self
-                    .running
-                    .iter_mut()
-                    .filter(|server| server.state == State::Active && idle.contains(&server.uid))
-                {
+                let idle = self.servers_in_the_way(owner, program.as_ref());
+                let running = self.running.iter_mut();
+                for server in running.filter(|server| idle.contains(&server.pid)) {
                     tracing::info!(
                         "Shutting down idle server {} of user {} for user {}",
                         server.pid,
@@ -719,7 +724,7 @@ impl Servers {
                     None => self.launcher.served(owner),
                 };
                 let what = match &start {
-                    Start::Standby(of) => format!("standby {pid} of server {of}"),
+                    Start::Standby { of, .. } => format!("standby {pid} of server {of}"),
                     Start::Anew | Start::With(_) => format!("new server {pid}"),
                 };
                 tracing::info!(as_pid = u64::from(pid), "Starting {what} for {served}");
@@ -731,7 +736,7 @@ impl Servers {
                 match start {
                     Start::Anew => {}
                     Start::With(keeper) => server.keeper = Some(keeper),
-                    Start::Standby(of) => server.standby_of = Some(of),
+                    Start::Standby { of, .. } => server.standby_of = Some(of),
                 }
                 server.quarantined = program;
                 self.running.push(server);
@@ -739,7 +744,7 @@ impl Servers {
             }
             Err(error) => {
                 tracing::error!("{error}");
-                if !matches!(start, Start::Standby(_)) {
+                if !matches!(start, Start::Standby { .. }) {
                     self.failures.add(owner.uid, Instant::now());
                 }
                 None

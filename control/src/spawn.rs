@@ -71,8 +71,13 @@ pub enum Start {
     Anew,
     /// The sessions held by this keeper.
     With(Stranger),
-    /// The sessions of the server with this process id, when it ends.
-    Standby(i32),
+    /// The sessions of another server, when it ends.
+    Standby {
+        /// Process id of that server.
+        of: i32,
+        /// Create the context only then: the devices admit one process.
+        without_context: bool,
+    },
 }
 
 impl Launcher {
@@ -182,7 +187,15 @@ impl Launcher {
             Start::With(keeper) => command
                 .args(["--keeper-fd", "1"])
                 .stdout(keeper.as_fd().try_clone_to_owned()?),
-            Start::Standby(_) => command.arg("--standby").stdout(self.log.try_clone()?),
+            Start::Standby {
+                without_context, ..
+            } => {
+                command.arg("--standby").stdout(self.log.try_clone()?);
+                if *without_context {
+                    command.arg("--without-context");
+                }
+                &mut command
+            }
             Start::Anew => command.stdout(self.log.try_clone()?),
         };
         if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {

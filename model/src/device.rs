@@ -1,6 +1,42 @@
 //! Descriptions of devices.
 
 use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Which processes may have contexts on a device (`CUcomputemode`, `nvidia-smi -c`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ComputeMode {
+    /// Any number of processes.
+    #[default]
+    Default,
+    /// None.
+    Prohibited,
+    /// One at a time.
+    ExclusiveProcess,
+}
+
+impl ComputeMode {
+    /// From the value of `CU_DEVICE_ATTRIBUTE_COMPUTE_MODE`. Unknown values count as the default mode, in which the driver
+    /// decides.
+    pub fn from_attribute(value: i32) -> ComputeMode {
+        match value {
+            2 => ComputeMode::Prohibited,
+            3 => ComputeMode::ExclusiveProcess,
+            _ => ComputeMode::Default,
+        }
+    }
+}
+
+impl fmt::Display for ComputeMode {
+    /// As `nvidia-smi -c` takes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            ComputeMode::Default => "DEFAULT",
+            ComputeMode::Prohibited => "PROHIBITED",
+            ComputeMode::ExclusiveProcess => "EXCLUSIVE_PROCESS",
+        })
+    }
+}
 
 /// Description of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,6 +50,16 @@ pub struct DeviceInfo {
     /// Bytes of its memory.
     #[serde(default)]
     pub memory: u64,
+    /// Its compute mode when the process that describes it opened the driver.
+    #[serde(default)]
+    pub compute_mode: ComputeMode,
+}
+
+impl DeviceInfo {
+    /// Whether no second process can have a context on it while one has.
+    pub fn is_exclusive(&self) -> bool {
+        self.compute_mode != ComputeMode::Default
+    }
 }
 
 /// The ordinal of a device named by its ordinal, its UUID, or a prefix of the UUID that only this device has.
@@ -56,6 +102,7 @@ mod tests {
             uuid: uuid.into(),
             pci: "0000:00:06.0".into(),
             memory: 1 << 30,
+            compute_mode: Default::default(),
         }
     }
 

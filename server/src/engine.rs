@@ -34,6 +34,7 @@ use crossbeam_channel::Sender;
 use gpu::Gpu;
 pub use gpu::open::{OpenDriver, list_devices};
 use mpsshim_control::closers::Stranger;
+use mpsshim_control::link::Others;
 use mpsshim_control::trace::Run;
 use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
 use mpsshim_model::limits::{Limits, Usage};
@@ -79,16 +80,12 @@ impl Engine {
         events: Sender<EngineEvent>,
     ) -> anyhow::Result<Engine> {
         use anyhow::Context;
+        opened.attach().context("the first device's context")?;
         let OpenDriver {
             arena,
             driver,
             devices,
         } = opened;
-        devices
-            .first()
-            .context("the driver has no device")?
-            .attach(&driver)
-            .context("the first device's context")?;
         let printing = Printing::capture().context("standard output")?;
         let keeping = Keeping::new(keeper);
         let settings = (config.marks, config.launch_run);
@@ -247,17 +244,17 @@ impl Engine {
         self.shared.trace(run)
     }
 
-    /// Brings the sessions to rest within `patience`, for the next server, and sends their numbers. With `force`, sessions
-    /// that cannot continue elsewhere are ended. Without it, they go on here: then the others' objects are freed, with
-    /// [`EngineEvent::Gone`] for each, and a connection to their new keeper is sent ([`Leaving::parting`]). If all are at
-    /// rest, nothing is executed any more, and the process has to end.
+    /// Brings the sessions to rest within `patience`, for the next server, and sends their numbers. `others`: sessions that
+    /// cannot continue elsewhere. If they stay, the objects of the rest are freed, with [`EngineEvent::Gone`] for each, and
+    /// a connection to their new keeper is sent ([`Leaving::parting`]). If all are at rest, nothing is executed any more,
+    /// and the process has to end.
     ///
     /// # Errors
     /// If no thread can be started.
     pub fn hand_over(
         &self,
         patience: Duration,
-        force: bool,
+        others: Others,
         outcome: Sender<Rested>,
     ) -> std::io::Result<()> {
         let shared = Arc::clone(&self.shared);
@@ -267,7 +264,7 @@ impl Engine {
             .name("hand-over".into())
             .spawn(move || {
                 // Sending fails only if the requester has gone.
-                let _ = outcome.send(shared.hand_over(patience, force));
+                let _ = outcome.send(shared.hand_over(patience, others));
             });
         started.map(drop)
     }

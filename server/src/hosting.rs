@@ -7,8 +7,11 @@ use crate::engine::{Engine, EngineConfig, Kept, Leaving, OpenDriver, Rested};
 use crate::keeper::Keeper;
 use crate::serve::Host;
 use crossbeam_channel::{Receiver, Sender, bounded};
-use mpsshim_api::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUresult};
+use mpsshim_api::cuda::{
+    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_MPS_CONNECTION_FAILED, CUresult,
+};
 use mpsshim_control::closers::Stranger;
+use mpsshim_control::link::Others;
 use mpsshim_control::trace::{self, Run, Totals};
 use mpsshim_model::client::{Credentials, EngineEvent};
 use mpsshim_model::device::DeviceInfo;
@@ -168,6 +171,29 @@ impl Hosting {
         }
     }
 
+    /// Why a client of this mode cannot be served now, in words: a device that is not in the default compute mode admits
+    /// either this process or one client in direct mode.
+    fn why_unavailable(&self, mode: Mode) -> Option<String> {
+        let mut exclusive = self.devices.iter().enumerate();
+        let (ordinal, device) = exclusive.find(|(_, device)| device.is_exclusive())?;
+        let parts = self.parts.lock();
+        let direct = parts.arbiter.as_ref();
+        let direct = direct.map_or(0, |arbiter| arbiter.usage().len());
+        let shared = !matches!(parts.proxy, Proxy::Absent(_));
+        let compute_mode = device.compute_mode;
+        match mode {
+            Mode::Proxy if direct == 0 => None,
+            Mode::Proxy => Some(format!(
+                "device {ordinal} is in {compute_mode} mode, and a client in direct mode has it"
+            )),
+            Mode::Direct if direct == 0 && !shared => None,
+            Mode::Direct => Some(format!(
+                "device {ordinal} is in {compute_mode} mode, in which a client in direct mode cannot share it; use proxy \
+                 mode, or have an administrator set the mode with nvidia-smi -c DEFAULT"
+            )),
+        }
+    }
+
     fn refuse(&self, (socket, _, who): Arrival, status: CUresult, why: String) {
         let socket = Stranger::new(socket, who.uid);
         admission::refuse(&self.events, &socket, who, status, why);
@@ -277,8 +303,11 @@ impl Host for Hosting {
         let arrival = (socket, hello, who);
         let usual = || self.modes.of_client(hello.visible());
         match Mode::asked(hello.mode).map(|asked| asked.unwrap_or_else(usual)) {
-            Ok(Mode::Proxy) => self.add_proxied(arrival),
-            Ok(Mode::Direct) => self.add_direct(arrival),
+            Ok(mode) => match self.why_unavailable(mode) {
+                Some(why) => self.refuse(arrival, CUDA_ERROR_DEVICE_UNAVAILABLE, why),
+                None if mode == Mode::Proxy => self.add_proxied(arrival),
+                None => self.add_direct(arrival),
+            },
             Err(error) => {
                 let status = CUDA_ERROR_MPS_CONNECTION_FAILED;
                 self.refuse(arrival, status, error.to_string());
@@ -299,7 +328,7 @@ impl Host for Hosting {
         matches!(self.parts.lock().proxy, Proxy::Running(_))
     }
 
-    fn hand_over(&self, patience: Duration, force: bool) -> Receiver<Rested> {
+    fn hand_over(&self, patience: Duration, others: Others) -> Receiver<Rested> {
         let (sender, outcome) = bounded(1);
         let parts = self.parts.lock();
         let direct = parts
@@ -310,7 +339,7 @@ impl Host for Hosting {
             _ if direct > 0 => Err(format!("{direct} clients are in direct mode")),
             Proxy::Absent(_) | Proxy::Failed(_) => Ok(Leaving::default()),
             Proxy::Starting(_) => Err("it is starting".into()),
-            Proxy::Running(engine) => match engine.hand_over(patience, force, sender.clone()) {
+            Proxy::Running(engine) => match engine.hand_over(patience, others, sender.clone()) {
                 Ok(()) => return outcome,
                 Err(error) => Err(error.to_string()),
             },

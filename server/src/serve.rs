@@ -9,7 +9,7 @@ use crate::engine::{Leaving, Parting, Rested};
 use crate::keeper::Keeper;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never, select, unbounded};
 use mpsshim_api::cuda::CUresult;
-use mpsshim_control::link::{self, Arrival, HandOver, Link, LinkError, Order, ToDaemon};
+use mpsshim_control::link::{self, Arrival, HandOver, Link, LinkError, Order, Others, ToDaemon};
 use mpsshim_control::logging::limit;
 use mpsshim_control::program::{Program, readers};
 use mpsshim_control::quarantine;
@@ -69,9 +69,9 @@ pub trait Host {
     fn keeper(&self) -> Option<OwnedFd> {
         None
     }
-    /// Brings the sessions to rest, so that the next server can continue them. Without `force`, those that cannot be
-    /// handed over go on here, and the others leave.
-    fn hand_over(&self, _patience: Duration, _force: bool) -> Receiver<Rested> {
+    /// Brings the sessions to rest, so that the next server can continue them. `others` are those that cannot be handed
+    /// over.
+    fn hand_over(&self, _patience: Duration, _others: Others) -> Receiver<Rested> {
         let (sender, outcome) = bounded(1);
         let _ = sender.send(Err("sessions end with this server".into()));
         outcome
@@ -247,6 +247,11 @@ struct Departure {
 impl<H: Host> Serving<H> {
     fn announce(&self) {
         self.announce_limits();
+        for (ordinal, device) in self.host.devices().iter().enumerate() {
+            if device.is_exclusive() {
+                tracing::info!("Device {ordinal} is in {} mode", device.compute_mode);
+            }
+        }
         tracing::info!("Server has started");
         self.hand_keeper();
         self.report(&ToDaemon::Ready {
@@ -444,7 +449,7 @@ impl<H: Host> Serving<H> {
         if request.fingerprint != engine::fingerprint() {
             let why = "the next server is of a release that cannot go on with its clients";
             return match Keeper::start() {
-                Ok(keeper) if !request.force => {
+                Ok(keeper) if request.others == Others::Stay => {
                     let stay = why.into();
                     self.part(&[], Parting { stay, keeper });
                 }
@@ -452,7 +457,7 @@ impl<H: Host> Serving<H> {
             };
         }
         let patience = Duration::from_millis(request.patience_ms);
-        self.rested = self.host.hand_over(patience, request.force);
+        self.rested = self.host.hand_over(patience, request.others);
         self.hands_over = true;
     }
 

@@ -72,12 +72,16 @@ pub fn by_id(id: u64) -> Option<Arc<Context>> {
 }
 
 impl Context {
-    pub fn new(device: CUdevice, flags: u32, primary: Option<u64>) -> Arc<Context> {
+    /// # Errors
+    /// `CUDA_ERROR_DEVICE_UNAVAILABLE` if the device's compute mode does not permit it.
+    pub fn new(ordinal: CUdevice, flags: u32, primary: Option<u64>) -> R<Arc<Context>> {
+        let of = device(ordinal)?;
+        of.contexts.enter(of.number)?;
         let handle = primary.unwrap_or_else(new_handle);
         let context = Arc::new_cyclic(|weak| Context {
             handle,
             id: new_handle(),
-            device,
+            device: ordinal,
             flags,
             is_primary: primary.is_some(),
             lost: AtomicU32::new(0),
@@ -90,7 +94,7 @@ impl Context {
             limits: Mutex::new([STACK_LIMIT, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0]),
         });
         start().contexts.insert(handle, context.clone());
-        context
+        Ok(context)
     }
 
     /// `malloc` in a kernel: an address, or 0.
@@ -154,7 +158,7 @@ impl Context {
     /// Ends the context and everything in it; its handle stays valid if another one took it over.
     pub fn end(&self) {
         self.wait_idle();
-        self.ended.store(true, Ordering::Release);
+        let ended_before = self.ended.swap(true, Ordering::AcqRel);
         let driver = start();
         driver.streams.retain(|s| {
             let stays = s.context_handle != self.handle;
@@ -170,6 +174,11 @@ impl Context {
         driver.libraries.all().iter().for_each(|l| l.leave(self.id));
         driver.modules.retain(|m| m.context != self.id);
         driver.ranges.drop_context(self.id);
+        if let Ok(device) = device(self.device)
+            && !ended_before
+        {
+            device.contexts.leave(device.number);
+        }
     }
 
     pub fn destroy(&self) {
@@ -183,7 +192,7 @@ fn create(out: Out<CUcontext>, flags: u32, ordinal: CUdevice) -> R<()> {
     if out.is_null() || flags & !CU_CTX_FLAGS_MASK != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let context = Context::new(ordinal, flags, None);
+    let context = Context::new(ordinal, flags, None)?;
     let handle = CUcontext(context.handle);
     STACK.with_borrow_mut(|stack| stack.push(context));
     out.set(handle)

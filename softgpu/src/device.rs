@@ -7,6 +7,7 @@ use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
 
 use crate::api::{Out, R, api, put_text};
+use crate::compute_mode::{self, Contexts};
 use crate::context::Context;
 use crate::driver::{device, driver, new_handle, start};
 use crate::pool::Pools;
@@ -29,6 +30,7 @@ pub struct Device {
     pub used: Arc<AtomicU64>,
     pub primary: Mutex<Primary>,
     pub pools: Pools,
+    pub contexts: Contexts,
 }
 
 pub struct Primary {
@@ -114,6 +116,7 @@ pub fn visible() -> Vec<Device> {
             lost: 0,
         }),
         pools: Pools::default(),
+        contexts: Contexts::default(),
     };
     numbers.into_iter().map(device).collect()
 }
@@ -165,6 +168,7 @@ fn attribute(device: &Device, attribute: CUdevice_attribute) -> i32 {
         CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT => 2,
         CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR => 9,
         CU_DEVICE_ATTRIBUTE_SINGLE_TO_DOUBLE_PRECISION_PERF_RATIO => 2,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_MODE => compute_mode::attribute(),
         CU_DEVICE_ATTRIBUTE_NUMA_ID | CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID => -1,
         CU_DEVICE_ATTRIBUTE_GPU_OVERLAP
         | CU_DEVICE_ATTRIBUTE_CAN_MAP_HOST_MEMORY
@@ -276,7 +280,7 @@ api! { TABLE;
             return Err(CUresult(status));
         }
         if primary.context.is_none() {
-            primary.context = Some(Context::new(ordinal, primary.flags, Some(primary.handle)));
+            primary.context = Some(Context::new(ordinal, primary.flags, Some(primary.handle))?);
         }
         primary.retained += 1;
         out.set(CUcontext(primary.handle))

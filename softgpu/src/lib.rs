@@ -15,6 +15,7 @@
 
 mod api;
 mod array;
+mod compute_mode;
 mod context;
 mod copy;
 mod counts;

@@ -301,27 +301,36 @@ impl Servers {
     }
 
     /// Whether a server may run now beside the others: servers of the same user for other programs, or for clients that could
-    /// not move to the next server.
+    /// not move to the next server, if the devices admit several processes.
     pub(super) fn may_start(&self, owner: Owner, program: Option<&Program>) -> bool {
         let beside = |server: &Server| {
             let for_others = server.quarantined.as_ref() != program || server.left_behind;
-            server.uid == owner.uid && for_others
+            server.uid == owner.uid && for_others && !self.exclusive
         };
         let has_room = |program: &Program| has_room(&self.running, program);
         self.running.iter().all(beside) && program.is_none_or(has_room)
     }
 
-    /// Users other than this one whose servers are all idle.
-    pub(super) fn idle_users(&self, uid: u32) -> Vec<u32> {
+    /// Process ids of the working servers that make room for a server for these clients: those of other users whose servers
+    /// are all idle, and on devices that admit one process also idle servers of the same user.
+    pub(super) fn servers_in_the_way(&self, owner: Owner, program: Option<&Program>) -> Vec<i32> {
         let is_idle = |uid: u32| {
             let of_user = |server: &&Server| server.uid == uid && server.standby_of.is_none();
             let mut servers = self.running.iter().filter(of_user);
             servers.all(|server| server.state != State::Initializing && server.is_idle())
         };
-        let users = self.running.iter().map(|server| server.uid);
-        users
-            .filter(|user| *user != uid && is_idle(*user))
-            .collect()
+        let makes_room = |server: &&Server| {
+            let is_apart = server.is_exclusive() && server.quarantined.as_ref() != program;
+            server.state == State::Active
+                && server.standby_of.is_none()
+                && if server.uid == owner.uid {
+                    is_apart && server.is_idle()
+                } else {
+                    is_idle(server.uid)
+                }
+        };
+        let servers = self.running.iter().filter(makes_room);
+        servers.map(|server| server.pid).collect()
     }
 
     /// Ends servers of quarantined programs that have no clients and get none.

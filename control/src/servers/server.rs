@@ -250,6 +250,11 @@ impl Server {
         self.handed_over.len() < MOST_CLIENTS
     }
 
+    /// Whether no other process can have a context on one of its devices.
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.devices.iter().any(DeviceInfo::is_exclusive)
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.sessions.is_empty() && self.handed_over.is_empty()
     }
@@ -356,6 +361,14 @@ impl Server {
                     self.state = State::Active;
                 }
                 tracing::info!("NEW SERVER {pid}: Ready");
+                for (ordinal, device) in self.devices.iter().enumerate() {
+                    if device.is_exclusive() {
+                        tracing::info!(
+                            "Device {ordinal} is in {} mode: server {pid} has no standby, and no other server works beside it",
+                            device.compute_mode
+                        );
+                    }
+                }
             }
             ToDaemon::Connected {
                 session,
@@ -524,6 +537,7 @@ mod tests {
             uuid: "GPU-0".into(),
             pci: "0000:00:06.0".into(),
             memory: 1 << 30,
+            compute_mode: Default::default(),
         };
         assert_eq!(
             check_devices(&vec![device("NVIDIA H200"); MAX_DEVICES]),

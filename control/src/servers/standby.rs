@@ -6,7 +6,7 @@
 use super::server::{Server, State};
 use super::{Servers, Start};
 use crate::closers::Stranger;
-use crate::link::HandOver;
+use crate::link::{HandOver, Others};
 use crate::program::Program;
 use crate::spawn::Owner;
 use mpsshim_model::limits::Limits;
@@ -205,8 +205,13 @@ impl Servers {
             return Err(format!("Server {pid} is being restarted"));
         }
         let (owner, program) = (server.owner(), server.quarantined.clone());
+        let is_exclusive = server.is_exclusive();
         if self.standby_of(pid).is_none() {
-            let standby = self.start(owner, program, Start::Standby(pid));
+            let start = Start::Standby {
+                of: pid,
+                without_context: is_exclusive,
+            };
+            let standby = self.start(owner, program, start);
             standby.ok_or("the next server could not be started; control.log says why")?;
         }
         let now = Instant::now();
@@ -338,7 +343,11 @@ impl Servers {
         let request = HandOver {
             fingerprint,
             patience_ms: patience.as_millis() as u64,
-            force,
+            others: match force {
+                true => Others::End,
+                false if server.is_exclusive() => Others::Refuse,
+                false => Others::Stay,
+            },
         };
         match server
             .link
@@ -488,6 +497,7 @@ impl Servers {
                 && server.state == State::Active
                 && server.keeper.is_some()
                 && !server.sessions.is_empty()
+                && !server.is_exclusive()
                 && !has_one(server.pid)
         })
     }
@@ -515,7 +525,11 @@ impl Servers {
             };
             server.next_standby.note_start(now);
             let (owner, program) = (server.owner(), server.quarantined.clone());
-            if self.start(owner, program, Start::Standby(pid)).is_none() {
+            let start = Start::Standby {
+                of: pid,
+                without_context: false,
+            };
+            if self.start(owner, program, start).is_none() {
                 self.note_end_of_standby(pid);
             }
         }

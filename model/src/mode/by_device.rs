@@ -138,6 +138,7 @@ mod tests {
             uuid: (*uuid).into(),
             pci: "0000:00:06.0".into(),
             memory: 1 << 30,
+            compute_mode: Default::default(),
         };
         uuids.iter().map(device).collect()
     }

@@ -119,8 +119,10 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
     let keeper = match options.keeper_fd {
         Some(fd) => Some(take_keeper(fd).context("cannot take over sessions")?),
         None if options.standby => {
-            let attached = opened.attach();
-            attached.context("cannot make the first device's context")?;
+            if !options.without_context {
+                let attached = opened.attach();
+                attached.context("cannot make the first device's context")?;
+            }
             match standby::wait(&link, &mut limits).context("the standby")? {
                 Some(keeper) => Some(keeper),
                 None => return Ok(End::Orderly),

@@ -49,6 +49,7 @@ impl Host for Fake {
             uuid: "GPU-0".into(),
             pci: "0000:00:06.0".into(),
             memory: 1 << 30,
+            compute_mode: Default::default(),
         }]
     }
     fn terminate(&self, session: u64) {

@@ -145,6 +145,7 @@ fn devices() -> Vec<DeviceInfo> {
         uuid: "GPU-00000000-0000-0000-0000-000000000000".into(),
         pci: "0000:00:06.0".into(),
         memory: 4 << 30,
+        compute_mode: Default::default(),
     }]
 }
 

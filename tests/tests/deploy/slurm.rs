@@ -246,7 +246,8 @@ impl Cluster {
 
     fn log(&self, user: u32) -> String {
         let file = self.path(&format!("run/{user}/logs/control.log"));
-        fs::read_to_string(file).expect("control.log")
+        // The daemon writes its process id before its log exists.
+        fs::read_to_string(file).unwrap_or_default()
     }
 }
 

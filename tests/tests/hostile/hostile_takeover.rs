@@ -46,6 +46,7 @@ fn ready(device: &str) -> ToDaemon {
         uuid: "GPU-aaaaaaaa-0000-0000-0000-000000000000".into(),
         pci: "0000:00:07.0".into(),
         memory: 1 << 20,
+        compute_mode: Default::default(),
     };
     ToDaemon::Ready {
         devices: vec![device],

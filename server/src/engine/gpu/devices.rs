@@ -12,6 +12,7 @@ use crate::engine::gpu::kept_streams::KeptStreams;
 use crate::engine::gpu::managed_arena::ManagedArena;
 use crate::engine::gpu::partition::Partition;
 use mpsshim_api::cuda::*;
+use mpsshim_model::device::ComputeMode;
 use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_STRIDE, MANAGED_OFFSET};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use parking_lot::{Mutex, RwLock};
@@ -126,6 +127,8 @@ pub struct Device {
     pub pci: String,
     /// Bytes of its memory.
     pub memory: u64,
+    /// Which processes may have contexts on it.
+    pub compute_mode: ComputeMode,
     /// Its compute capability, `10 * major + minor`.
     pub capability: u32,
     /// Maximum number of resident threads.
@@ -370,6 +373,7 @@ impl Device {
             uuid,
             pci,
             memory: memory as u64,
+            compute_mode: ComputeMode::from_attribute(number(CU_DEVICE_ATTRIBUTE_COMPUTE_MODE)?),
             capability: (10 * major + minor) as u32,
             threads: multiprocessors as u64 * each as u64,
             multiprocessors: multiprocessors as u32,

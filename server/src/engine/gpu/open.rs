@@ -4,8 +4,15 @@ use crate::engine::base::driver::Driver;
 use crate::engine::gpu::devices::{Device, Devices};
 use crate::engine::gpu::host::HostArena;
 use anyhow::Context;
-use mpsshim_model::device::DeviceInfo;
+use mpsshim_api::cuda::{CUDA_ERROR_DEVICE_UNAVAILABLE, CUresult};
+use mpsshim_model::device::{ComputeMode, DeviceInfo};
 use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long [`OpenDriver::attach`] waits for a device that another process uses.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
+/// Interval at which it asks again meanwhile.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// An opened driver and its devices, without any context.
 pub struct OpenDriver {
@@ -30,14 +37,28 @@ impl OpenDriver {
         })
     }
 
-    /// Creates the context of the first device, which an engine then reuses. Takes some hundred milliseconds on a GPU.
+    /// Creates the context of the first device, which an engine then reuses. Takes some hundred milliseconds on a GPU. Waits
+    /// up to [`RELEASE_PATIENCE`] for a device in EXCLUSIVE_PROCESS mode: the driver may not have released it yet for a
+    /// process that has just ended.
     ///
     /// # Errors
     /// Driver errors.
     pub fn attach(&self) -> anyhow::Result<()> {
         let first = self.devices.first();
         let first = first.context("the driver has no device")?;
-        Ok(first.attach(&self.driver)?)
+        let until = Instant::now() + RELEASE_PATIENCE;
+        loop {
+            let status = match first.attach(&self.driver) {
+                Ok(()) => return Ok(()),
+                Err(status) => status,
+            };
+            let is_busy = status == CUDA_ERROR_DEVICE_UNAVAILABLE
+                && first.compute_mode == ComputeMode::ExclusiveProcess;
+            if !is_busy || Instant::now() >= until {
+                return Err(status).context(why_unavailable(first, status));
+            }
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// The devices, by ordinal.
@@ -51,6 +72,29 @@ impl OpenDriver {
     }
 }
 
+/// The device and the remedy, if its compute mode explains the status.
+fn why_unavailable(device: &Device, status: CUresult) -> String {
+    let Device {
+        ordinal,
+        name,
+        compute_mode: mode,
+        ..
+    } = device;
+    let subject = format!("device {ordinal} ({name})");
+    match mode {
+        _ if status != CUDA_ERROR_DEVICE_UNAVAILABLE => subject,
+        ComputeMode::Default => subject,
+        ComputeMode::Prohibited => format!(
+            "{subject} is in {mode} mode, in which no process can use it; an administrator can change that with \
+             nvidia-smi -c DEFAULT, or -c EXCLUSIVE_PROCESS"
+        ),
+        ComputeMode::ExclusiveProcess => format!(
+            "{subject} is in {mode} mode, and another process uses it, which nvidia-smi shows; end that process, or have \
+             an administrator set the mode with nvidia-smi -c DEFAULT"
+        ),
+    }
+}
+
 impl From<&Device> for DeviceInfo {
     fn from(device: &Device) -> DeviceInfo {
         DeviceInfo {
@@ -58,6 +102,7 @@ impl From<&Device> for DeviceInfo {
             uuid: device.uuid.to_string(),
             pci: device.pci.clone(),
             memory: device.memory,
+            compute_mode: device.compute_mode,
         }
     }
 }

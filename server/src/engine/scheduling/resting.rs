@@ -10,6 +10,7 @@ use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
 use crate::keeper::{self, Keeper, Name};
 use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
+use mpsshim_control::link::Others;
 use mpsshim_model::bonds::Bonds;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,6 +28,8 @@ const WINDOW: Duration = Duration::from_millis(300);
 const LONG_WINDOW: Duration = Duration::from_secs(1);
 /// Most attempts to bring all sessions to rest at the same time.
 const ATTEMPTS: usize = 4;
+/// Why no client may stay while others leave.
+const ONE_SERVER: &str = "a device that is not in DEFAULT compute mode admits one server, so no client can stay (-f ends it)";
 /// Most clients named if some cannot be handed over.
 const NAMED: usize = 8;
 
@@ -55,14 +58,20 @@ pub struct Parting {
 struct Stays(Arc<SessionShared>, String);
 
 impl Shared {
-    /// Brings the sessions to rest within `patience`, for the next server. With `force`, ends the sessions that cannot be
-    /// handed over; otherwise they go on here, and the others leave.
+    /// Brings the sessions to rest within `patience`, for the next server. `others` are those that cannot be handed over;
+    /// if they stay, the rest leave.
     ///
     /// # Errors
-    /// The context is lost, it was called off, or there is no keeper for the sessions that leave.
-    pub fn hand_over(&self, patience: Duration, force: bool) -> Rested {
-        let (sessions, stay) = self.come_to_rest(patience, force)?;
+    /// The context is lost, it was called off, or there is no keeper for the sessions that leave; with
+    /// [`Others::Refuse`], some cannot be handed over. All sessions then go on here.
+    pub fn hand_over(&self, patience: Duration, others: Others) -> Rested {
+        let (sessions, stay) = self.come_to_rest(patience, others == Others::End)?;
         let parting = match stay {
+            Some(stay) if others == Others::Refuse => {
+                self.fate.call_off();
+                self.lanes.wake_dispatchers();
+                return Err(format!("{stay}; {ONE_SERVER}"));
+            }
             Some(stay) => {
                 let keeper = self.part(&sessions)?;
                 Some(Parting { stay, keeper })
@@ -84,13 +93,11 @@ impl Shared {
             let why = format!("has not come to rest within {} s", patience.as_secs());
             Stays(session, why)
         };
-        let mut stay = match force {
-            true => Vec::new(),
-            false => self.bound(UNTIL_AT_REST),
-        };
+        let mut stay = self.bound(UNTIL_AT_REST);
         let number = match force {
             true => {
-                let number = self.ask_to_rest(|_| false)?;
+                let bound = numbers(&stay);
+                let number = self.ask_to_rest(|session| bound.contains(&session.info.session))?;
                 stay.extend(self.await_rest(number, until)?.into_iter().map(busy));
                 number
             }
@@ -139,7 +146,7 @@ impl Shared {
         let id = |session: &Arc<SessionShared>| session.info.session;
         let mut attempt = 1;
         loop {
-            let staying: BTreeSet<u64> = stay.iter().map(|Stays(one, _)| id(one)).collect();
+            let staying = numbers(stay);
             let number = self.ask_to_rest(|session| staying.contains(&session.info.session))?;
             let mut awake = self.await_rest(number, (Instant::now() + WINDOW).min(until))?;
             let is_last = attempt == ATTEMPTS || Instant::now() >= until;
@@ -283,6 +290,12 @@ impl Shared {
 
 fn called_off() -> String {
     "it was called off".to_owned()
+}
+
+/// The numbers of these sessions.
+fn numbers(stay: &[Stays]) -> BTreeSet<u64> {
+    let number = |Stays(session, _): &Stays| session.info.session;
+    stay.iter().map(number).collect()
 }
 
 /// The clients with reasons.

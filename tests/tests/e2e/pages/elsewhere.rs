@@ -21,6 +21,7 @@ pub enum Way {
     As(&'static str),
 }
 
+const ADMINISTRATOR: Way = Needs("a GPU whose compute mode may be changed");
 const CLUSTER: Way = Needs("a Kubernetes cluster");
 const SYSTEMD: Way = Needs("a machine that systemd runs");
 const GPU: Way = Needs("a GPU");
@@ -39,6 +40,17 @@ pub type Row = (&'static str, &'static str, Way);
 /// Document; a command, the first line of a block and its end for the whole block, or `## ` and a section for what is
 /// left in its blocks, or a line below it for what begins so there; what becomes of it.
 pub const ELSEWHERE: &[Row] = &[
+    (
+        "docs/operations.md",
+        "nvidia-smi -c EXCLUSIVE_PROCESS",
+        ADMINISTRATOR,
+    ),
+    ("docs/operations.md", "nvidia-smi -c DEFAULT", ADMINISTRATOR),
+    (
+        "docs/containers.md",
+        "docker compose run --rm exclusive-process",
+        ADMINISTRATOR,
+    ),
     (
         "README.md",
         "mpirun -np 4 mps-run ./heat",
