@@ -48,8 +48,13 @@ pub const ELSEWHERE: &[Row] = &[
     ("README.md", "scripts/test.sh", Lines(".ci/run")),
     (
         "README.md",
-        "cargo build --release",
-        Lines("scripts/demo.sh"),
+        "cargo build --release && install -Dt ~/.local/bin target/release/mps-control target/release/mps-server target/release/mps-run target/release/libmpsshim.so",
+        Needs("a release build, and a home directory to write in"),
+    ),
+    (
+        "README.md",
+        "tar -xzf mpsshim-0.1.0-x86_64-linux.tar.gz -C /opt",
+        ARCHIVE,
     ),
     ("README.md", "mps-control top", TOP),
     (
