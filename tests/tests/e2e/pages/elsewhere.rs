@@ -213,6 +213,44 @@ pub const ELSEWHERE: &[Row] = &[
         "kubectl -n mpsshim logs daemonset/mpsshim -c daemon",
         CLUSTER,
     ),
+    (
+        "docs/support.md",
+        "tests/gpu/conformance.py --program target/release/conformance --build target/release",
+        GPU,
+    ),
+    (
+        "docs/support.md",
+        "tests/gpu/frameworks.py --build target/release",
+        GPU,
+    ),
+    (
+        "docs/upgrade.md",
+        "apt install ./mpsshim_0.1.0_amd64.deb",
+        DEBIAN,
+    ),
+    ("docs/upgrade.md", "systemctl restart", SYSTEMD),
+    ("docs/upgrade.md", "systemctl restart mpsshim", SYSTEMD),
+    (
+        "docs/upgrade.md",
+        "systemctl kill --kill-who=main --signal=KILL mpsshim",
+        SYSTEMD,
+    ),
+    (
+        "docs/recipes.md",
+        "mpirun -np 4 mps-run ./heat",
+        Page("docs/mpi.md"),
+    ),
+    (
+        "docs/recipes.md",
+        "srun --gres=mps:25 nbody -compare",
+        Page("docs/slurm.md"),
+    ),
+    ("docs/recipes.md", "mps-control top", TOP),
+    (
+        "docs/recipes.md",
+        "mps-control -d -M --metrics 127.0.0.1:9400",
+        Test("e2e/users.rs::one_server_for_all_users_at_once"),
+    ),
     ("docs/slurm.md", "## Configuration", SLURM),
     ("docs/slurm.md", "## Use", SLURM),
     (
