@@ -79,7 +79,6 @@ pub const ELSEWHERE: &[Row] = &[
         "systemctl disable --now mpsshim",
         SYSTEMD,
     ),
-    ("docs/install.md", "systemctl restart mpsshim", SYSTEMD),
     (
         "docs/install.md",
         "export LD_PRELOAD=/usr/lib/mpsshim/libmpsshim.so",
