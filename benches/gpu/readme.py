@@ -1,98 +1,66 @@
 #!/usr/bin/env python3
-"""Writes the README's table from what run.py found.
+"""Checks that the README's table of results says what the results files say.
 
-    benches/gpu/readme.py docs/results/gpu-2026-11-20-1134.json
+    benches/gpu/readme.py
 
-Replaces what is between the lines `<!-- results:begin FILE -->` and `<!-- results:end -->`. test_results.py checks that
-the table is what this makes of the file that is named there.
+The table is between the lines `<!-- results:begin -->` and `<!-- results:end -->`. Each row links the file that it is
+from and names the GPU and the date of that file, or says `the same`; a line of that file has all of the row's numbers.
 """
 
-import argparse
 import os
 import re
 import sys
 
-import report as reports
-import systems
-import table
-
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-SECTION = re.compile(r"<!-- results:begin ?(\S*) ?-->\n.*?<!-- results:end -->", re.DOTALL)
-
-# What a reader of the README would ask first. Rows that were not measured with mpsshim are left out.
-ROWS = (
-    "nbody3",
-    "small8",
-    "small32",
-    "small64",
-    "empty8",
-    "bert1",
-    "bert4",
-    "bert4x8",
-    "bert8",
-    "bert_memory_all",
-    "train4",
-    "launch_burst",
-    "launch_sync",
-    "malloc_free",
-    "h2d_pageable",
-    "request_alone",
-    "request_beside",
-    "start",
-    "memory",
-)
-PLOTS = {"small": "Throughput of small kernels", "bert": "Throughput of BERT inference"}
+SECTION = re.compile(r"<!-- results:begin -->\n(.*?)<!-- results:end -->", re.DOTALL)
+TITLE = re.compile(r"\[.+\]\((docs/results/[\w.-]+\.md)\)")
+# On one screen.
+MOST_ROWS = 12
 
 
-def section(path):
-    """The README's lines for a result file, whose path is relative to the project's root."""
-    report = reports.Report.load(os.path.join(ROOT, path))
-    about, stem = report.about, os.path.splitext(path)[0]
-    names = ["default time-slicing" if name == "native" else systems.title(name) for name in report.systems]
-    lines = [f"<!-- results:begin {path} -->"]
-    lines.append(f"| one {about['gpu']}, driver {about['driver']}, {about['cpus']} CPUs | " + " | ".join(names) + " |")
-    lines.append("|---|" + "---|" * len(names))
-    for row in (table.ROWS[key] for key in ROWS):
-        if report.median(row.key, "mpsshim") is not None:
-            cells = " | ".join(report.cell(row, system, spread=False) for system in report.systems)
-            lines.append(f"| {row.title} | {cells} |")
-    lines.append("")
-    for name, title in PLOTS.items():
-        if os.path.exists(os.path.join(ROOT, f"{stem}-{name}.svg")):
-            lines += [f"![{title}]({stem}-{name}.svg)", ""]
-    rounds = "one round" if about["repetitions"] == 1 else f"medians of up to {about['repetitions']} rounds"
-    lines.append(
-        f"Measured on {about['date'][:10]} with `benches/gpu/run.py`, {rounds}; all rows, those where NVIDIA's is ahead "
-        f"too: [{os.path.basename(stem)}]({stem}.md). Other days: [docs/results](docs/results/README.md)."
-    )
-    return "\n".join([*lines, "<!-- results:end -->"])
+def cells(line):
+    """The cells of a row of a table."""
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
 
 
-def named(text):
-    """The result file that a README names, or None."""
-    found = SECTION.search(text)
-    return (found[1] or None) if found else None
+def problems_of_row(row, where, text):
+    """What a row says that its file, with this text, does not say."""
+    title, (gpu, date), numbers = row[0], where, row[2:]
+    if gpu not in text or date not in text:
+        yield f"{title}: its file is not of {gpu}, {date}"
+    numbers = [number for number in numbers if number != "–"]
+    parts = [part.split(" ")[0] for number in numbers for part in number.split("; ")]
+    if not parts or not any(all(part in line for part in parts) for line in text.splitlines()):
+        yield f"{title}: no line of its file has {', '.join(numbers)}"
 
 
-def replace(text, new):
-    if len(SECTION.findall(text)) != 1:
-        raise SystemExit("the README needs one pair of lines <!-- results:begin --> and <!-- results:end -->")
-    return SECTION.sub(lambda _: new, text)
+def problems(readme, root=ROOT):
+    """What is wrong with the README's table: a list of lines."""
+    found = SECTION.findall(readme)
+    if len(found) != 1:
+        return ["the README needs one pair of lines <!-- results:begin --> and <!-- results:end -->"]
+    rows = [cells(line) for line in found[0].splitlines() if line.startswith("|")][2:]
+    wrong = [] if 0 < len(rows) <= MOST_ROWS else [f"{len(rows)} rows, and not 1 to {MOST_ROWS}"]
+    where = None
+    for row in rows:
+        link = TITLE.fullmatch(row[0])
+        path = os.path.join(root, link[1]) if link else ""
+        if not os.path.isfile(path):
+            wrong.append(f"{row[0]}: links no file in docs/results")
+            continue
+        if row[1] != "the same":
+            where = row[1].split(", ")[:2]
+        with open(path, encoding="utf-8") as file:
+            wrong += problems_of_row(row, where, file.read())
+    return wrong
 
 
-def main(arguments):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("json", help="what run.py wrote, within the project")
-    options = parser.parse_args(arguments)
-    path = os.path.relpath(os.path.abspath(options.json), ROOT)
-    if path.startswith(os.pardir):
-        parser.error(f"{options.json} is not within the project: the README could not link to it")
-    readme = os.path.join(ROOT, "README.md")
-    with open(readme) as file:
-        text = replace(file.read(), section(path))
-    with open(readme, "w") as file:
-        file.write(text)
+def main():
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+        wrong = problems(file.read())
+    print("\n".join(wrong), end="\n" if wrong else "")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

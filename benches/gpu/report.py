@@ -107,14 +107,14 @@ class Report:
                 refused = self.refused.get(row.key, {})
                 yield row, row.reached(self.median, lambda system, refused=refused: system in refused)
 
-    def cell(self, row, system, spread=True):
-        """The median; with `spread` the least and the greatest of the rounds too where they differ."""
+    def cell(self, row, system):
+        """The median, and the least and the greatest of the rounds where they differ."""
         values = self.values.get(row.key, {}).get(system)
         if not values:
             return "refused" if system in self.refused.get(row.key, {}) else "–"
         text = table.with_unit(row.number(statistics.median(values)), row.unit)
         least, greatest = row.number(min(values)), row.number(max(values))
-        return text if least == greatest or not spread else f"{text} ({least}–{greatest})"
+        return text if least == greatest else f"{text} ({least}–{greatest})"
 
     def markdown(self):
         lines = ["| | " + " | ".join(systems.title(s) for s in self.systems) + " | to reach | |"]

@@ -1,7 +1,5 @@
 """Tests of readme.py and plot.py: python3 -m unittest discover benches/gpu"""
 
-import contextlib
-import io
 import os
 import tempfile
 import unittest
@@ -23,38 +21,34 @@ def made_up():
 
 
 class Readme(unittest.TestCase):
-    def test_the_table_is_what_the_named_results_say(self):
-        with open(os.path.join(readme.ROOT, "README.md")) as file:
-            text = file.read()
-        path = readme.named(text)
-        self.assertIsNotNone(path, "the README names no result file: benches/gpu/readme.py FILE")
-        said = f"benches/gpu/readme.py {path} was not run"
-        self.assertEqual(readme.SECTION.search(text)[0], readme.section(path), said)
+    def test_the_table_says_what_the_results_say(self):
+        with open(os.path.join(readme.ROOT, "README.md"), encoding="utf-8") as file:
+            self.assertEqual(readme.problems(file.read()), [])
 
-    def test_a_table_is_replaced_and_nothing_else(self):
-        before = "a\n<!-- results:begin -->\nold\n<!-- results:end -->\nb\n"
-        self.assertIsNone(readme.named(before))
-        new = "<!-- results:begin docs/x.json -->\n\\1 new\n<!-- results:end -->"
-        after = readme.replace(before, new)
-        self.assertEqual(after, f"a\n{new}\nb\n")
-        self.assertEqual(readme.named(after), "docs/x.json")
-        with self.assertRaises(SystemExit):
-            readme.replace("no table", new)
+    def test_what_is_wrong_is_said(self):
+        def said(*rows):
+            lines = ["| | GPU, date, program | NVIDIA MPS | mpsshim |", "|---|---|---|---|", *rows]
+            text = "\n".join(["a", "<!-- results:begin -->", *lines, "<!-- results:end -->", "b", ""])
+            return readme.problems(text, directory)
 
-    def test_rows_that_were_not_measured_are_left_out(self):
         with tempfile.TemporaryDirectory() as directory:
-            path = made_up().save(directory) + ".json"
-            text = readme.section(path)
-        self.assertIn("| one G, driver 1, 16 CPUs | default time-slicing | mpsshim |\n", text)
-        self.assertIn("| 50 µs kernel + synchronize, 8 clients, total | 92/s | 702/s |\n", text)
-        self.assertIn("| BERT-base fp16, batch 1, one client | – | 4/s |\n", text)
-        self.assertNotIn("nbody", text)
-        self.assertNotIn("![", text)
-
-    def test_results_from_elsewhere_are_refused(self):
-        with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit):
-            readme.main(["/elsewhere/x.json"])
-        self.assertIn("not within the project", said.getvalue())
+            os.makedirs(os.path.join(directory, "docs/results"))
+            with open(os.path.join(directory, "docs/results/x.md"), "w", encoding="utf-8") as file:
+                rows = "| x | refused | 4.50 ms (4–5); 5.0 ms |\n| y | – | 6/s |\n"
+                file.write(f"# 2000-01-01\n\n{rows}\n- gpu: NVIDIA G\n")
+            title = "[x](docs/results/x.md)"
+            right = f"| {title} | G, 2000-01-01, `x.py` | refused | 4.50 ms; 5.0 ms |"
+            self.assertEqual(said(right, f"| {title} | the same | – | 6/s |"), [])
+            self.assertEqual(len(said(*[right] * 12)), 0)
+            self.assertEqual(said(*[right] * 13), ["13 rows, and not 1 to 12"])
+            for old, new, problem in (
+                ("5.0", "5.1", f"{title}: no line of its file has refused, 4.50 ms; 5.1 ms"),
+                ("01-01", "01-02", f"{title}: its file is not of G, 2000-01-02"),
+                ("x.md", "y.md", "[x](docs/results/y.md): links no file in docs/results"),
+            ):
+                self.assertEqual(said(right.replace(old, new)), [problem])
+            self.assertEqual(said(), ["0 rows, and not 1 to 12"])
+        self.assertIn("one pair of lines", readme.problems("no table")[0])
 
 
 class Plot(unittest.TestCase):

@@ -60,8 +60,13 @@ pub const ELSEWHERE: &[Row] = &[
     ("README.md", "scripts/test.sh", Lines(".ci/run")),
     (
         "README.md",
-        "cargo build --release",
-        Lines("scripts/demo.sh"),
+        "cargo build --release && install -Dt ~/.local/bin target/release/mps-control target/release/mps-server target/release/mps-run target/release/libmpsshim.so",
+        Needs("a release build, and a home directory to write in"),
+    ),
+    (
+        "README.md",
+        "tar -xzf mpsshim-0.1.0-x86_64-linux.tar.gz -C /opt",
+        ARCHIVE,
     ),
     ("README.md", "mps-control top", TOP),
     (
@@ -86,7 +91,6 @@ pub const ELSEWHERE: &[Row] = &[
         "systemctl disable --now mpsshim",
         SYSTEMD,
     ),
-    ("docs/install.md", "systemctl restart mpsshim", SYSTEMD),
     (
         "docs/install.md",
         "export LD_PRELOAD=/usr/lib/mpsshim/libmpsshim.so",
@@ -219,6 +223,44 @@ pub const ELSEWHERE: &[Row] = &[
         "docs/kubernetes.md",
         "kubectl -n mpsshim logs daemonset/mpsshim -c daemon",
         CLUSTER,
+    ),
+    (
+        "docs/support.md",
+        "tests/gpu/conformance.py --program target/release/conformance --build target/release",
+        GPU,
+    ),
+    (
+        "docs/support.md",
+        "tests/gpu/frameworks.py --build target/release",
+        GPU,
+    ),
+    (
+        "docs/upgrade.md",
+        "apt install ./mpsshim_0.1.0_amd64.deb",
+        DEBIAN,
+    ),
+    ("docs/upgrade.md", "systemctl restart", SYSTEMD),
+    ("docs/upgrade.md", "systemctl restart mpsshim", SYSTEMD),
+    (
+        "docs/upgrade.md",
+        "systemctl kill --kill-who=main --signal=KILL mpsshim",
+        SYSTEMD,
+    ),
+    (
+        "docs/recipes.md",
+        "mpirun -np 4 mps-run ./heat",
+        Page("docs/mpi.md"),
+    ),
+    (
+        "docs/recipes.md",
+        "srun --gres=mps:25 nbody -compare",
+        Page("docs/slurm.md"),
+    ),
+    ("docs/recipes.md", "mps-control top", TOP),
+    (
+        "docs/recipes.md",
+        "mps-control -d -M --metrics 127.0.0.1:9400",
+        Test("e2e/users.rs::one_server_for_all_users_at_once"),
     ),
     ("docs/slurm.md", "## Configuration", SLURM),
     ("docs/slurm.md", "## Use", SLURM),

@@ -17,6 +17,9 @@ const PATHS: &[(&str, &str)] = &[
     // One that is free.
     ("127.0.0.1:9400", "127.0.0.1:0"),
     ("python train.py", "./program"),
+    ("python serve.py --workers 4", "./program"),
+    ("python engine.py --port 8001", "./program"),
+    ("python engine.py --port 8002", "./program"),
 ];
 
 /// The same for whole words.
