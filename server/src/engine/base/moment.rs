@@ -49,8 +49,13 @@ impl Moment {
         while self.left.load(Ordering::Acquire) > 0 && began.elapsed() < CALLS {
             std::thread::sleep(SHORT_LOOK);
         }
-        self.closed.store(true, Ordering::Release);
+        self.close();
         self.left.load(Ordering::Acquire) == 0
+    }
+
+    /// Lets no further call begin.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
     }
 
     /// Whether no further call may begin.

@@ -7,17 +7,16 @@
 
 use crate::engine::base::moment::Moment;
 use crate::engine::base::side::{self, Side};
-use crate::engine::images::instances::{self, Instance};
+use crate::engine::images::instances;
 use crate::engine::objects::pace::Length;
 use crate::engine::scheduling::dispatch::Visit;
 use crate::engine::session::Session;
 use crate::engine::session::bonds::Destination;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::{
-    CU_EVENT_DISABLE_TIMING, CU_LIMIT_STACK_SIZE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_NOT_READY,
-    CUevent, CUfunction, CUresult, CUstream,
+    CU_EVENT_DISABLE_TIMING, CU_LIMIT_STACK_SIZE, CUDA_ERROR_INVALID_HANDLE, CUevent, CUfunction,
+    CUresult, CUstream,
 };
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -157,6 +156,7 @@ impl Session {
     /// The driver's status; the session then stays on its side.
     pub fn move_to(&mut self, shared: &Shared, to: Side) -> Result<(), CUresult> {
         self.forget_offer(shared);
+        self.forget_brought(shared);
         let _annex_stays = shared.lanes.moving.read();
         let (streams, events) = side::on(to, || self.make_again(shared))?;
         self.end_runs(shared);
@@ -182,13 +182,21 @@ impl Session {
         Ok(())
     }
 
-    /// Loads its images and functions on its current side. The driver waits for work in flight there.
+    /// Loads its images and functions on its current side. The driver waits for work in flight there. Returns whether all
+    /// are loaded; `false` if the quiescent point has ended first, and the rest is to be loaded at the next one.
     ///
     /// # Errors
-    /// The driver's status, or `CUDA_ERROR_NOT_READY` if the quiescent point ends first; the images then stay on their
-    /// side.
-    pub fn bring_images(&mut self, shared: &Shared, moment: &Moment) -> Result<(), CUresult> {
-        let (images, functions) = self.load_again(shared, moment)?;
+    /// The driver's status; the images then stay on their side.
+    pub fn bring_images(&mut self, shared: &Shared, moment: &Moment) -> Result<bool, CUresult> {
+        let functions = match self.load_again(shared, moment) {
+            Ok(Some(functions)) => functions,
+            Ok(None) => return Ok(false),
+            Err(status) => {
+                self.forget_brought(shared);
+                return Err(status);
+            }
+        };
+        let images = std::mem::take(&mut self.flow.brought);
         let own = self
             .objects
             .libraries
@@ -204,49 +212,50 @@ impl Session {
             function.length = Length::Unknown;
         }
         self.flow.images_of = None;
-        Ok(())
+        Ok(true)
     }
 
-    /// Loads its images and functions again, in order, on its current side.
+    /// Loads its images and functions again, in order, on its current side, where earlier attempts have left off. Returns
+    /// the functions; `None` if the quiescent point has ended first.
     fn load_again(
-        &self,
+        &mut self,
         shared: &Shared,
         moment: &Moment,
-    ) -> Result<(Vec<Arc<Instance>>, Vec<CUfunction>), CUresult> {
-        let in_time = || match moment.is_over() {
-            true => Err(CUDA_ERROR_NOT_READY),
-            false => Ok(()),
-        };
+    ) -> Result<Option<Vec<CUfunction>>, CUresult> {
         let all = || {
             self.objects
                 .libraries
                 .iter()
                 .chain(self.objects.images.iter())
         };
-        let (mut images, mut functions) = (Vec::new(), Vec::new());
-        let outcome = (|| {
-            for image in all() {
-                in_time()?;
-                shared.gpu.use_any_device();
-                images.push(image.load_there(&shared.images)?);
+        let brought = &mut self.flow.brought;
+        for image in all().skip(brought.len()) {
+            if moment.is_over() {
+                return Ok(None);
             }
-            for function in self.objects.functions.iter() {
-                in_time()?;
-                let image = self.image(function.image)?;
-                let at = all().position(|one| std::ptr::eq(one, image));
-                let instance = at.and_then(|at| images.get(at));
-                let instance = instance.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-                functions.push(instance.function(&shared.images, &function.key)?);
-            }
-            Ok(())
-        })();
-        if let Err(status) = outcome {
-            for instance in images {
-                instances::let_go(&shared.images, instance);
-            }
-            return Err(status);
+            shared.gpu.use_any_device();
+            brought.push(image.load_there(&shared.images)?);
         }
-        Ok((images, functions))
+        let mut functions = Vec::new();
+        for function in self.objects.functions.iter() {
+            if moment.is_over() {
+                return Ok(None);
+            }
+            let image = self.image(function.image)?;
+            let at = all().position(|one| std::ptr::eq(one, image));
+            let instance = at.and_then(|at| self.flow.brought.get(at));
+            let instance = instance.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+            // The instance remembers functions of earlier attempts.
+            functions.push(instance.function(&shared.images, &function.key)?);
+        }
+        Ok(Some(functions))
+    }
+
+    /// Gives up the instances of [`Session::bring_images`], if not all have been loaded.
+    pub fn forget_brought(&mut self, shared: &Shared) {
+        for instance in self.flow.brought.drain(..) {
+            instances::let_go(&shared.images, instance);
+        }
     }
 
     /// Raises the limits of the contexts on the entered side to the values that the session has set.
@@ -303,5 +312,69 @@ impl Session {
             return Err(status);
         }
         Ok((streams, events))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{Fixture, Function, gives_handle};
+    use mpsshim_api::cuda::CUDA_ERROR_INVALID_IMAGE;
+    use mpsshim_proto::handle::Kind;
+    use parking_lot::Mutex;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    static LOADS: AtomicU32 = AtomicU32::new(0);
+    /// The quiescent point, which ends with the next load.
+    static MOMENT: Mutex<Option<Arc<Moment>>> = Mutex::new(None);
+    /// The load with this number fails.
+    static FAILS: AtomicU32 = AtomicU32::new(0);
+
+    /// `cuModuleLoadDataEx`.
+    extern "C" fn loads(module: *mut u64) -> CUresult {
+        let number = LOADS.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(moment) = MOMENT.lock().take() {
+            moment.close();
+        }
+        match number == FAILS.load(Ordering::Relaxed) {
+            true => CUDA_ERROR_INVALID_IMAGE,
+            false => gives_handle(module),
+        }
+    }
+
+    fn ends_with_next_load() -> Arc<Moment> {
+        let moment = Moment::of(1);
+        *MOMENT.lock() = Some(moment.clone());
+        moment
+    }
+
+    #[test]
+    fn images_that_take_longer_than_a_quiescent_point_are_brought_at_several() {
+        let mut test = Fixture::new(&[("cuModuleLoadDataEx", loads as Function)]);
+        for _ in 0..3 {
+            test.image(Kind::Module);
+        }
+        test.session.flow.images_of = Some(Side::MAIN);
+        LOADS.store(0, Ordering::Relaxed);
+        for brought in 1..=2 {
+            let moment = ends_with_next_load();
+            let all = test.session.bring_images(&test.shared, &moment);
+            assert_eq!((all, test.session.flow.brought.len()), (Ok(false), brought));
+        }
+        let moment = Moment::endless();
+        assert_eq!(test.session.bring_images(&test.shared, &moment), Ok(true));
+        assert_eq!(LOADS.load(Ordering::Relaxed), 3, "each once");
+        assert!(test.session.flow.images_of.is_none() && test.session.flow.brought.is_empty());
+
+        // A failure gives up what has been brought.
+        test.session.flow.images_of = Some(Side::MAIN);
+        FAILS.store(5, Ordering::Relaxed);
+        let moment = ends_with_next_load();
+        let all = test.session.bring_images(&test.shared, &moment);
+        assert_eq!((all, test.session.flow.brought.len()), (Ok(false), 1));
+        let failed = test.session.bring_images(&test.shared, &Moment::endless());
+        assert_eq!(failed, Err(CUDA_ERROR_INVALID_IMAGE));
+        assert!(test.session.flow.images_of.is_some() && test.session.flow.brought.is_empty());
     }
 }

@@ -197,6 +197,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     session.objects.virtual_memory.clear(&shared.gpu);
     let mut graves: Vec<Buried> = session.objects.greens.drain().map(Buried::Green).collect();
     session.forget_offer(shared);
+    session.forget_brought(shared);
     for link in session.objects.links.drain() {
         link.end(shared);
     }

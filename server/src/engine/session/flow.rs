@@ -86,6 +86,8 @@ pub struct Flow {
     pub moment: Option<Arc<Moment>>,
     /// The side whose images it still uses after a move; they are loaded again at its next quiescent point.
     pub images_of: Option<Side>,
+    /// Instances of its first images that are already loaded on its new side.
+    pub brought: Vec<Arc<Instance>>,
     /// It has unloaded an image whose kernels may have stored addresses.
     pub left_images: bool,
     /// Loaded instance of the image that its next message loads, reserved for it.
@@ -123,6 +125,7 @@ impl Flow {
             own: OwnContext::default(),
             moment: None,
             images_of: None,
+            brought: Vec::new(),
             left_images: false,
             offered: None,
             sent: Sent::of(kept),

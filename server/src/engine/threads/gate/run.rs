@@ -374,10 +374,10 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
     session.end_wait(shared);
     if session.flow.images_of.is_some() {
         let brought = session.bring_images(shared, moment);
-        if brought.is_err() || moment.is_over() {
+        if brought != Ok(true) || moment.is_over() {
             moment.left.fetch_sub(1, Ordering::AcqRel);
             return match brought {
-                Ok(()) => shared.lanes.gate(session.side).admit(shared, session),
+                Ok(_) => shared.lanes.gate(session.side).admit(shared, session),
                 Err(status) => go_back(shared, session, status),
             };
         }
