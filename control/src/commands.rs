@@ -130,6 +130,19 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         Kind::Acts,
+        "suspend_client",
+        "SERVER_PID CLIENT_PID [-t SECONDS]",
+        "move the device memory of an idle client to host memory, until its next call or resume_client; prints the bytes moved and \
+         those that stay on the devices. Refused if the client is not idle within 10 s, or SECONDS",
+    ),
+    row(
+        Kind::Acts,
+        "resume_client",
+        "SERVER_PID CLIENT_PID [-t SECONDS]",
+        "bring the device memory of a suspended client back before it makes a call",
+    ),
+    row(
+        Kind::Acts,
         "terminate_client",
         "SERVER_PID CLIENT_PID",
         "end a client: its calls return CUDA_ERROR_MPS_CLIENT_TERMINATED and its resources are freed; prints 0",
@@ -438,6 +451,17 @@ pub enum Command {
         patience: Option<Duration>,
         /// End clients that cannot continue.
         force: bool,
+    },
+    /// `suspend_client SERVER_PID CLIENT_PID [-t SECONDS]`, `resume_client SERVER_PID CLIENT_PID [-t SECONDS]`
+    MoveMemory {
+        /// Whose client.
+        server: Server,
+        /// Its process id.
+        client: i32,
+        /// To host memory; otherwise back.
+        out: bool,
+        /// How long the client may take to be idle.
+        patience: Duration,
     },
     /// `terminate_client SERVER_PID CLIENT_PID`
     TerminateClient {

@@ -122,6 +122,8 @@ enum Until {
     Gone(i32, Vec<u64>, Answer),
     /// The replacement of the server with this process id, or its failure.
     Restarted(i32),
+    /// The outcome of the order with this number to move memory.
+    Moved(u64),
     /// The list of the devices.
     Devices(Request),
     /// The clients' usage.
@@ -368,6 +370,7 @@ impl Daemon {
             .filter_map(|awaiting| match &awaiting.until {
                 Until::Usage(question, _) => Some(question.until),
                 Until::TraceStart(until) | Until::TraceStop(until) => Some(*until),
+                Until::Moved(number) => self.servers.move_deadline(*number),
                 Until::Gone(..) | Until::Restarted(_) | Until::Devices(_) => None,
             });
         let unheard = self.peers.values().any(|peer| !peer.is_heard());

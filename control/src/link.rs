@@ -10,6 +10,7 @@ use crate::trace::Totals;
 use mpsshim_model::client::{ClientInfo, Credentials};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, Usage};
+use mpsshim_model::suspension::{Placement, Unmoved};
 use mpsshim_proto::handshake::ClientHello;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -86,6 +87,21 @@ pub enum ToServer {
     HandOver(HandOver),
     /// Go on with the sessions of the keeper whose connection comes with this packet.
     Adopt,
+    /// Move the device memory of a session.
+    MoveMemory(MoveMemory),
+}
+
+/// Order to move the device memory of a session to host memory, or back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveMemory {
+    /// Number of the order, repeated in the report.
+    pub number: u64,
+    /// Number of the session.
+    pub session: u64,
+    /// To host memory; otherwise back.
+    pub out: bool,
+    /// How long the session may take to be idle, in milliseconds.
+    pub patience_ms: u64,
 }
 
 /// Request to hand over the sessions to a new server.
@@ -194,6 +210,15 @@ pub enum ToDaemon {
         /// The clients that stay, with reasons.
         stay: String,
     },
+    /// The device memory of a session has been moved, or has not.
+    MemoryMoved {
+        /// Number of the order.
+        number: u64,
+        /// Number of the session.
+        session: u64,
+        /// Where the memory is, or why it is not moved.
+        outcome: Result<Placement, Unmoved>,
+    },
     /// Usage of clients. The answer to one query may take several reports.
     Usage {
         /// Number of the query.
@@ -275,6 +300,8 @@ pub enum Order {
     HandOver(HandOver),
     /// Go on with the sessions of the keeper behind this connection.
     Adopt(OwnedFd),
+    /// Move the device memory of a session.
+    MoveMemory(MoveMemory),
 }
 
 /// One end of the link.
@@ -405,6 +432,11 @@ impl Link {
         self.send(&ToServer::HandOver(request), None)
     }
 
+    /// Tells the server to move the device memory of a session.
+    pub fn order_move(&self, order: MoveMemory) -> Result<(), LinkError> {
+        self.send(&ToServer::MoveMemory(order), None)
+    }
+
     /// Tells a standby to continue the sessions of a keeper.
     pub fn order_adoption(&self, keeper: BorrowedFd<'_>) -> Result<(), LinkError> {
         self.send(&ToServer::Adopt, Some(keeper))
@@ -435,6 +467,7 @@ impl Link {
             Some((ToServer::DeviceQuery, _)) => Ok(Some(Order::DeviceQuery)),
             Some((ToServer::Usage { question }, _)) => Ok(Some(Order::Usage(question))),
             Some((ToServer::HandOver(request), _)) => Ok(Some(Order::HandOver(request))),
+            Some((ToServer::MoveMemory(order), _)) => Ok(Some(Order::MoveMemory(order))),
             Some((ToServer::Adopt, keeper)) => Ok(Some(Order::Adopt(
                 keeper.ok_or(LinkError::Incomplete("the keeper"))?.into(),
             ))),

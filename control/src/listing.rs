@@ -430,6 +430,7 @@ pub fn processes<'a>(
                 row.extend(bonds(usage));
                 row.push(is_apart(server));
                 row.push(json!(device.compute_mode.to_string()));
+                row.push(json!(usage.and_then(|usage| usage.moved_out)));
                 rows.push(row);
             }
         }
@@ -488,6 +489,7 @@ pub fn processes<'a>(
             "bound_by",
             "quarantined",
             "compute_mode",
+            "moved_out_memory",
         ],
         rows,
     }

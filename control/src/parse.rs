@@ -14,6 +14,8 @@ use std::time::Duration;
 const WEIGHT_LIMIT: u32 = 10_000;
 /// How long they may be given at most, seconds.
 const LONGEST_PATIENCE: u64 = 3600;
+/// How long a client may take to be idle, if the command does not say.
+const IDLE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a line cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -186,20 +188,42 @@ impl Arguments<'_> {
         })
     }
 
+    /// The argument of `-t`.
+    fn patience(&self, word: Option<&&str>) -> Result<Duration, CommandError> {
+        let seconds = word.and_then(|word| word.parse().ok());
+        let seconds = seconds.filter(|seconds| *seconds <= LONGEST_PATIENCE);
+        let wrong = || self.wrong(format!("-t takes seconds, up to {LONGEST_PATIENCE}"));
+        seconds.map(Duration::from_secs).ok_or_else(wrong)
+    }
+
+    fn move_memory(&self, out: bool) -> Result<Command, CommandError> {
+        let (mut ids, mut patience) = (Vec::new(), IDLE_PATIENCE);
+        let mut words = self.words.iter();
+        while let Some(word) = words.next() {
+            match *word {
+                "-t" => patience = self.patience(words.next())?,
+                word => ids.push(word),
+            }
+        }
+        let [server, client] = ids[..] else {
+            return Err(self.wrong("the server's process id and the client's expected"));
+        };
+        let (server, client) = self.client([server, client])?;
+        Ok(Command::MoveMemory {
+            server,
+            client,
+            out,
+            patience,
+        })
+    }
+
     fn restart(&self) -> Result<Command, CommandError> {
         let (mut pid, mut patience, mut force) = (None, None, false);
         let mut words = self.words.iter();
         while let Some(word) = words.next() {
             match *word {
                 "-f" => force = true,
-                "-t" => {
-                    let seconds = words.next().and_then(|word| word.parse().ok());
-                    let seconds = seconds.filter(|seconds| *seconds <= LONGEST_PATIENCE);
-                    let seconds = seconds.ok_or_else(|| {
-                        self.wrong(format!("-t takes seconds, up to {LONGEST_PATIENCE}"))
-                    })?;
-                    patience = Some(Duration::from_secs(seconds));
-                }
+                "-t" => patience = Some(self.patience(words.next())?),
                 _ if pid.is_none() => pid = Some(*word),
                 _ => return Err(self.wrong("one process id expected")),
             }
@@ -332,6 +356,8 @@ impl Arguments<'_> {
             "quarantine" => self.quarantine()?,
             "shutdown_server" => self.shutdown()?,
             "restart_server" => self.restart()?,
+            "suspend_client" => self.move_memory(true)?,
+            "resume_client" => self.move_memory(false)?,
             "terminate_client" => {
                 let (server, client) = self.client(self.exactly(both)?)?;
                 Command::TerminateClient { server, client }
@@ -706,6 +732,16 @@ mod tests {
             assert_eq!(error(line), "A server PID is required");
         }
         assert!(error("get_server_list 1").contains("unexpected \"1\""));
+        assert!(
+            matches!(ok("suspend_client 7 -t 3 8"), Command::MoveMemory { server, client: 8, out: true, patience } if server.is(7) && patience.as_secs() == 3)
+        );
+        assert!(
+            matches!(ok("resume_client 7 8"), Command::MoveMemory { client: 8, out: false, patience, .. } if patience == IDLE_PATIENCE)
+        );
+        assert!(
+            error("suspend_client 7").contains("the server's process id and the client's expected")
+        );
+        assert!(error("suspend_client 7 8 -t").contains("-t takes seconds, up to 3600"));
         assert!(error("terminate_client 1 x").contains("\"x\" is not a process id"));
         assert!(error("ps -p").contains("-p and a process id expected"));
         assert!(error("shutdown_server 1 2").contains("one process id expected"));
@@ -752,6 +788,7 @@ mod tests {
                 "PID DEVICE"
                 | "UID DEVICE"
                 | "SERVER_PID CLIENT_PID"
+                | "SERVER_PID CLIENT_PID [-t SECONDS]"
                 | "DEVICE AMOUNT"
                 | "PID PERCENTAGE"
                 | "PID MILLISECONDS" => "1 2",

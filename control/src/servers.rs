@@ -4,6 +4,7 @@
 //! event and takes every waiting client as far as possible.
 
 mod limits;
+mod moves;
 mod orphans;
 mod quarantine;
 mod server;
@@ -20,6 +21,7 @@ use super::spawn::{Launcher, Owner, Start};
 use crate::link::{Arrival, Link};
 use crate::logging::limit;
 use crate::seqpacket;
+use moves::Moves;
 use mpsshim_api::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
@@ -121,6 +123,7 @@ pub struct Servers {
     closing: bool,
     trace: Option<Trace>,
     restarts: Vec<Restart>,
+    moves: Moves,
     quarantine: Quarantine,
     /// The devices of the last server that was ready admit one process.
     exclusive: bool,
@@ -148,6 +151,7 @@ impl Servers {
             closing: false,
             trace: None,
             restarts: Vec::new(),
+            moves: Moves::default(),
             quarantine,
             exclusive: false,
             faults: Arc::default(),
@@ -367,6 +371,7 @@ impl Servers {
                 self.exclusive = devices.iter().any(DeviceInfo::is_exclusive);
                 self.learn_devices_of(pid, &devices);
             }
+            self.collect_moves();
             self.part(pid);
             self.succeed_early(pid);
         }

@@ -1,5 +1,6 @@
 //! Clients.
 
+use crate::suspension::{Placement, Unmoved};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -45,6 +46,8 @@ pub enum EngineEvent {
     /// A session has ended, but its work on the device goes on for long. It keeps its memory; [`EngineEvent::Gone`] follows
     /// if the work ever ends.
     Stuck(ClientInfo),
+    /// The device memory of a session has been moved, or has not: number of the order, and of the session.
+    MemoryMoved(u64, u64, Result<Placement, Unmoved>),
     /// The context is lost. Clients of sessions that end have been notified. The process must be replaced.
     Fault {
         /// The `CUresult`.

@@ -8,3 +8,4 @@ pub mod host_memory;
 pub mod limits;
 pub mod mode;
 pub mod policy;
+pub mod suspension;

@@ -251,6 +251,9 @@ pub struct Usage {
     /// server if this server ends unexpectedly.
     #[serde(default)]
     pub bonds: Option<Bonds>,
+    /// Bytes of its device memory that are in host memory now, for a client in proxy mode.
+    #[serde(default)]
+    pub moved_out: Option<u64>,
 }
 
 impl Usage {

@@ -38,9 +38,11 @@ use mpsshim_control::link::Others;
 use mpsshim_control::trace::Run;
 use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
 use mpsshim_model::limits::{Limits, Usage};
+use mpsshim_model::suspension::{Placement, Unmoved};
 use mpsshim_proto::handshake::ClientHello;
 pub use scheduling::dispatch::GOES_ON_ELSEWHERE;
 pub use scheduling::resting::{Leaving, Parting, Rested};
+pub use session::suspension::Order as MemoryOrder;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -213,6 +215,24 @@ impl Engine {
             .collect();
         usage.sort_by_key(|client| client.session);
         usage
+    }
+
+    /// Moves the device memory of a session to host memory within `patience`, or back, and sends where it is then.
+    ///
+    /// # Errors
+    /// If no thread can be started.
+    pub fn move_memory(
+        &self,
+        session: u64,
+        order: MemoryOrder,
+        patience: Duration,
+        outcome: impl FnOnce(Result<Placement, Unmoved>) + Send + 'static,
+    ) -> std::io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let started = std::thread::Builder::new()
+            .name("move-memory".into())
+            .spawn(move || outcome(shared.move_memory(session, order, patience)));
+        started.map(drop)
     }
 
     /// Number of quiescent points that the gate has opened for clients' calls.

@@ -3,7 +3,7 @@
 
 use crate::admission::{self, Admission};
 use crate::arbiter::Arbiter;
-use crate::engine::{Engine, EngineConfig, Kept, Leaving, OpenDriver, Rested};
+use crate::engine::{Engine, EngineConfig, Kept, Leaving, MemoryOrder, OpenDriver, Rested};
 use crate::keeper::Keeper;
 use crate::serve::Host;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -11,7 +11,7 @@ use mpsshim_api::cuda::{
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_MPS_CONNECTION_FAILED, CUresult,
 };
 use mpsshim_control::closers::Stranger;
-use mpsshim_control::link::Others;
+use mpsshim_control::link::{MoveMemory, Others};
 use mpsshim_control::trace::{self, Run, Totals};
 use mpsshim_model::client::{Credentials, EngineEvent};
 use mpsshim_model::device::DeviceInfo;
@@ -21,6 +21,7 @@ use mpsshim_model::mode::by_device::DeviceModes;
 use mpsshim_model::mode::{Mode, Modes};
 use mpsshim_model::policy::MarkKind;
 use mpsshim_model::policy::TurnPolicy;
+use mpsshim_model::suspension::Unmoved;
 use mpsshim_proto::handshake::ClientHello;
 use parking_lot::Mutex;
 use std::fs::File;
@@ -433,6 +434,38 @@ impl Host for Hosting {
             trace
         };
         Some(writer.finish(run))
+    }
+
+    fn move_memory(&self, order: MoveMemory) {
+        let MoveMemory {
+            number,
+            session,
+            out,
+            patience_ms,
+        } = order;
+        let events = self.events.clone();
+        let report = move |outcome| {
+            // Sending fails only when the server is ending.
+            let _ = events.send(EngineEvent::MemoryMoved(number, session, outcome));
+        };
+        let parts = self.parts.lock();
+        let is_direct = parts.arbiter.as_ref().is_some_and(|arbiter| {
+            let usage = arbiter.usage();
+            usage.iter().any(|client| client.session == session)
+        });
+        let engine = match &parts.proxy {
+            Proxy::Running(engine) if !is_direct => engine,
+            _ if is_direct => return report(Err(Unmoved::Direct)),
+            _ => return report(Err(Unmoved::Ended)),
+        };
+        let to = match out {
+            true => MemoryOrder::Out,
+            false => MemoryOrder::In,
+        };
+        let patience = Duration::from_millis(patience_ms);
+        if let Err(error) = engine.move_memory(session, to, patience, report.clone()) {
+            report(Err(Unmoved::Failed(error.to_string())));
+        }
     }
 
     /// Ends the arbiter first: its clients only need a notification.

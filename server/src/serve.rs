@@ -9,7 +9,9 @@ use crate::engine::{Leaving, Parting, Rested};
 use crate::keeper::Keeper;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never, select, unbounded};
 use mpsshim_api::cuda::CUresult;
-use mpsshim_control::link::{self, Arrival, HandOver, Link, LinkError, Order, Others, ToDaemon};
+use mpsshim_control::link::{
+    self, Arrival, HandOver, Link, LinkError, MoveMemory, Order, Others, ToDaemon,
+};
 use mpsshim_control::logging::limit;
 use mpsshim_control::program::{Program, readers};
 use mpsshim_control::quarantine;
@@ -78,6 +80,8 @@ pub trait Host {
     }
     /// Calls the hand-over off, if it is not too late: the sessions continue here.
     fn go_on(&self) {}
+    /// Moves the device memory of a session. Never blocks; the outcome comes as an event.
+    fn move_memory(&self, order: MoveMemory);
     /// Ends every session.
     fn shutdown(self);
 }
@@ -401,6 +405,7 @@ impl<H: Host> Serving<H> {
                     Some(Order::Trace(file)) => self.start_trace(file),
                     Some(Order::StopTrace) => self.stop_trace(),
                     Some(Order::HandOver(request)) => self.hand_over = Some(request),
+                    Some(Order::MoveMemory(order)) => self.host.move_memory(order),
                     // Only a standby receives this order.
                     Some(Order::Adopt(_)) => {}
                     None => {
@@ -621,6 +626,13 @@ impl<H: Host> Serving<H> {
                     reason,
                 });
                 self.expected = self.expected.saturating_sub(1);
+            }
+            EngineEvent::MemoryMoved(number, session, outcome) => {
+                self.report(&ToDaemon::MemoryMoved {
+                    number,
+                    session,
+                    outcome,
+                });
             }
             EngineEvent::Gone(client, reason) => {
                 let _guard = limit::caused_by_user(client.uid);

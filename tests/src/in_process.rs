@@ -6,6 +6,7 @@
 
 use crate::peer::{Peer, hello};
 use crossbeam_channel::{Receiver, unbounded};
+use mpsshim_control::link::MoveMemory;
 use mpsshim_control::{seqpacket, settings};
 use mpsshim_model::client::{Credentials, EngineEvent};
 use mpsshim_model::host_memory::HostMemory;
@@ -74,6 +75,11 @@ impl InProcess {
             events,
             counts,
         })
+    }
+
+    /// Moves a session's device memory; an event says when that is done.
+    pub fn move_memory(&self, order: MoveMemory) {
+        self.host.move_memory(order);
     }
 
     /// What the engine keeps for sessions to come.

@@ -79,6 +79,15 @@ impl Daemon {
                 begun.map_err(Answer::failed)?;
                 Ok(Until::Restarted(pid))
             }),
+            Command::MoveMemory {
+                server,
+                client,
+                out,
+                patience,
+            } => self.pid(server).and_then(|pid| {
+                let ordered = self.servers.move_memory(pid, *client, *out, *patience);
+                Ok(Until::Moved(ordered.map_err(Answer::failed)?))
+            }),
             Command::TerminateClient { server, client } => self
                 .pid(server)
                 .and_then(|pid| {
@@ -202,6 +211,7 @@ impl Daemon {
                 }
             },
             Until::Restarted(pid) => servers.is_restarted(*pid),
+            Until::Moved(number) => servers.is_moved(*number, now),
             Until::Devices(_) => found || !searching,
             Until::TraceStart(until) | Until::TraceStop(until) => {
                 servers.is_tracing_settled() || now >= *until
@@ -224,6 +234,10 @@ impl Daemon {
                 }
                 Until::Restarted(pid) => match self.servers.restarted(pid) {
                     Ok(next) => Answer::done(next.to_string()),
+                    Err(why) => Answer::failed(why),
+                },
+                Until::Moved(number) => match self.servers.moved(number) {
+                    Ok(text) => Answer::done(text),
                     Err(why) => Answer::failed(why),
                 },
                 Until::Devices(request) if !found && request.command != Command::Info => {
@@ -347,6 +361,7 @@ impl Daemon {
             | Command::TraceStop
             | Command::ShutdownServer { .. }
             | Command::RestartServer { .. }
+            | Command::MoveMemory { .. }
             | Command::TerminateClient { .. } => Ok(Answer::done("")),
         };
         outcome.unwrap_or_else(|answer| answer)

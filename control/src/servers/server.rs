@@ -14,6 +14,7 @@ use crate::usage::Report;
 use mpsshim_api::cuda::CUresult;
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::Limits;
+use mpsshim_model::suspension::{Placement, Unmoved};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -141,6 +142,8 @@ pub struct Server {
     pub(super) findings: Findings,
     /// Its reports on traces that have not been handled yet.
     pub(super) traced: Vec<Totals>,
+    /// Its reports on moves of memory that have not been handled yet: order, session, outcome.
+    pub(super) moves: Vec<(u64, u64, Result<Placement, Unmoved>)>,
 }
 
 impl Server {
@@ -186,6 +189,7 @@ impl Server {
             quarantined: None,
             findings: Findings::default(),
             traced: Vec::new(),
+            moves: Vec::new(),
         }
     }
 
@@ -458,6 +462,11 @@ impl Server {
             }
             ToDaemon::TraceStarted { error } => self.note_trace_start(error),
             ToDaemon::TraceEnded(totals) => self.note_trace_end(totals),
+            ToDaemon::MemoryMoved {
+                number,
+                session,
+                outcome,
+            } => self.moves.push((number, session, outcome)),
             ToDaemon::Stopping => self.state = State::Stopping,
             // Handled where the descriptor is.
             ToDaemon::Keeper | ToDaemon::Parts { .. } => {}

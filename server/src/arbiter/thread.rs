@@ -471,6 +471,7 @@ impl Arbiting {
                 gate: None,
                 managed: None,
                 bonds: None,
+                moved_out: None,
             }
         };
         self.clients.iter().map(of).collect()

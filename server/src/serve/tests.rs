@@ -10,6 +10,7 @@ use mpsshim_model::limits::{
     Percentage, TurnUsage,
 };
 use mpsshim_model::mode::Mode;
+use mpsshim_model::suspension::Placement;
 use parking_lot::Mutex;
 use std::os::fd::AsFd;
 use std::thread::JoinHandle;
@@ -59,6 +60,14 @@ impl Host for Fake {
     }
     fn set_limits(&self, _: Limits) {}
     fn set_weight(&self, _: u64, _: u32) {}
+    fn move_memory(&self, order: MoveMemory) {
+        let moved = Placement {
+            moved_out: order.patience_ms,
+            resident: 1,
+        };
+        let event = EngineEvent::MemoryMoved(order.number, order.session, Ok(moved));
+        self.events.send(event).expect("serving");
+    }
     fn usage(&self) -> Vec<Usage> {
         let usage = |index: usize| Usage {
             session: index as u64 + 1,
@@ -107,6 +116,7 @@ impl Host for Fake {
                 waited_ns: u64::MAX,
             }),
             bonds: None,
+            moved_out: None,
         };
         (0..self.held.lock().len()).map(usage).collect()
     }

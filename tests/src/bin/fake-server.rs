@@ -12,7 +12,7 @@
 use crossbeam_channel::{Sender, unbounded};
 use mpsshim_api::cuda::{CUDA_ERROR_MPS_SERVER_NOT_READY, CUDA_SUCCESS};
 use mpsshim_control::greeting::refusal;
-use mpsshim_control::link::Link;
+use mpsshim_control::link::{Link, MoveMemory};
 use mpsshim_control::logging::{self, Sink};
 use mpsshim_control::seqpacket;
 use mpsshim_control::settings::Settings;
@@ -45,6 +45,8 @@ struct Fake {
 }
 
 impl Host for Fake {
+    fn move_memory(&self, _: MoveMemory) {}
+
     fn add_client(&self, socket: OwnedFd, _: ClientHello, who: Credentials) {
         match self.manner.as_str() {
             "refuse" => {
@@ -90,6 +92,7 @@ impl Host for Fake {
             gate: None,
             managed: None,
             bonds: None,
+            moved_out: None,
         };
         self.clients.lock().expect("clients").push(usage);
         let (events, clients) = (self.events.clone(), self.clients.clone());

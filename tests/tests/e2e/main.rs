@@ -32,6 +32,7 @@ mod required;
 mod restart;
 mod runs;
 mod shared_images;
+mod suspend;
 mod take_over;
 mod terminal;
 mod top;

@@ -178,6 +178,8 @@ fn every_command_is_in_the_transcript() {
         "info",
         "reopen_logs",
         "restart_server",
+        "suspend_client",
+        "resume_client",
         "quarantine",
         "get_quantum",
         "set_quantum",

@@ -42,6 +42,7 @@ impl Session {
             }
             _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
         };
+        grant.note_stays();
         let range = (body.start, body.len);
         let handle = self
             .objects
@@ -271,6 +272,13 @@ impl Session {
     pub fn range_handle(&mut self, shared: &Shared, call: Call<'_, RangeHandle>) -> Reply {
         let Call { body, message } = call;
         self.check_device(body.address, body.len)?;
+        for grant in self
+            .objects
+            .grants
+            .range(..body.address.saturating_add(body.len))
+        {
+            grant.1.note_stays();
+        }
         if body.kind != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
             return Err(CUDA_ERROR_INVALID_VALUE.into());
         }

@@ -13,13 +13,13 @@ use crate::engine::gpu::managed_arena::ManagedArena;
 use crate::engine::gpu::partition::Partition;
 use mpsshim_api::cuda::*;
 use mpsshim_model::device::ComputeMode;
-use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_STRIDE, MANAGED_OFFSET};
+use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_STRIDE, MANAGED_OFFSET, is_managed};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use parking_lot::{Mutex, RwLock};
 use std::cell::Cell;
 use std::ops::{Deref, Index};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -49,7 +49,10 @@ pub struct Grant {
     pub len: u64,
     /// Server's ordinal.
     pub device: Ordinal,
-    handle: CUmemGenericAllocationHandle,
+    /// Its physical memory; null while its content is elsewhere.
+    handle: AtomicU64,
+    /// Another session or process may use it at any time.
+    stays: AtomicBool,
     paid: Mutex<Paid>,
 }
 
@@ -84,7 +87,27 @@ impl Grant {
     /// # Errors
     /// Driver errors.
     pub fn export(&self, driver: &Driver) -> Result<OwnedFd, CUresult> {
-        export(driver, self.handle)
+        export(driver, self.handle())
+    }
+
+    fn handle(&self) -> CUmemGenericAllocationHandle {
+        CUmemGenericAllocationHandle(self.handle.load(Ordering::Acquire))
+    }
+
+    /// Whether it has physical memory on its device.
+    pub fn is_on_device(&self) -> bool {
+        !self.handle().is_null()
+    }
+
+    /// Notes that another session or process may use it at any time.
+    pub fn note_stays(&self) {
+        self.stays.store(true, Ordering::Release);
+    }
+
+    /// Whether its content cannot be moved to host memory: it has been shared, or it is managed memory, which the host may
+    /// use at any time.
+    pub fn stays(&self) -> bool {
+        self.stays.load(Ordering::Acquire) || is_managed(self.start)
     }
 
     /// Notes that a session has opened a part of it.
@@ -805,7 +828,8 @@ impl Device {
             start,
             len,
             device: self.ordinal,
-            handle,
+            handle: AtomicU64::new(handle.0),
+            stays: AtomicBool::new(false),
             paid: Mutex::new(Paid {
                 charge,
                 openers: Vec::new(),
@@ -833,10 +857,52 @@ impl Device {
     /// # Errors
     /// Driver errors; the addresses then remain taken.
     pub fn revoke(&self, driver: &Driver, grant: Grant) -> Result<(), CUresult> {
+        self.evict(driver, &grant)?;
+        self.give_back(driver, grant.start, grant.len)
+    }
+
+    /// Returns the physical memory of a grant to the driver; the addresses remain taken. No work may access them. No effect
+    /// if it has none.
+    ///
+    /// # Errors
+    /// Driver errors.
+    pub fn evict(&self, driver: &Driver, grant: &Grant) -> Result<(), CUresult> {
+        if !grant.is_on_device() {
+            return Ok(());
+        }
         self.make_current(driver)?;
         driver.mem_unmap(grant.start, grant.len as usize)?;
-        driver.mem_release(grant.handle)?;
-        self.give_back(driver, grant.start, grant.len)
+        let handle = CUmemGenericAllocationHandle(grant.handle.swap(0, Ordering::AcqRel));
+        driver.mem_release(handle)
+    }
+
+    /// Gives a grant physical memory again, with undefined content.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` or driver errors.
+    pub fn refill(&self, driver: &Driver, grant: &Grant) -> Result<(), CUresult> {
+        self.make_current(driver)?;
+        let mut handle = CUmemGenericAllocationHandle::NULL;
+        driver.mem_create(&mut handle, grant.len as usize, &self.properties(), 0)?;
+        self.map(driver, handle, (grant.start, grant.len))?;
+        grant.handle.store(handle.0, Ordering::Release);
+        Ok(())
+    }
+
+    /// A grant of an earlier server whose content is in host memory: its addresses are taken.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` beyond the limit; `CUDA_ERROR_INVALID_VALUE` if the addresses cannot be a grant's or are
+    /// already in use.
+    pub fn adopt_evicted(
+        &self,
+        account: &Account,
+        (start, len): (u64, u64),
+    ) -> Result<Grant, CUresult> {
+        let charge = account.take(Memory::Device(self.ordinal), len)?;
+        let taken = self.addresses.lock().take_at(start, len);
+        taken.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        Ok(self.granted(CUmemGenericAllocationHandle::NULL, (start, len), charge))
     }
 
     /// Frees managed memory whose addresses are to become those of host memory. No work may access it any more.
@@ -846,7 +912,7 @@ impl Device {
     pub fn vacate(&self, driver: &Driver, grant: Grant) -> Result<(), CUresult> {
         self.make_current(driver)?;
         driver.mem_unmap(grant.start, grant.len as usize)?;
-        driver.mem_release(grant.handle)?;
+        driver.mem_release(grant.handle())?;
         self.managed.vacate(driver, grant.start, grant.len)
     }
 

@@ -4,18 +4,28 @@ use super::{Lasting, Lost, Making, failed};
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
 use crate::engine::gpu::devices::Grant;
-use crate::engine::gpu::host::Paid;
+use crate::engine::gpu::host::{HostBlock, Paid};
 use crate::engine::images::ImageStore;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::CUresult;
-use mpsshim_proto::arena;
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// State of a record of device or pinned memory; the key is the address.
+/// State of a record of device memory; the key is the address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceMemory {
+    /// Bytes.
+    pub len: u64,
+    /// The server's ordinal of the device.
+    pub device: u32,
+    /// Address of the host memory with its content, if it has no physical memory on the device.
+    pub evicted_to: Option<u64>,
+}
+
+/// State of a record of pinned memory; the key is the address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     /// Bytes.
@@ -31,14 +41,17 @@ pub struct Memory;
 
 impl Lasting for Memory {
     const KIND: Kind = Kind::Memory;
-    type State = Place;
+    type State = DeviceMemory;
 
     fn make(
         record: &Record,
-        place: Place,
+        place: DeviceMemory,
         session: &mut Session,
         making: &mut Making<'_>,
     ) -> Result<(), Lost> {
+        if let Some(host) = place.evicted_to {
+            return adopt_evicted(record, (place, host), session, making);
+        }
         let memory = making.take_of(keeper::Kind::Memory, record)?;
         let gpu = &making.shared.gpu;
         let adopt = || -> Result<Grant, CUresult> {
@@ -68,8 +81,37 @@ impl Lasting for Host {
     ) -> Result<(), Lost> {
         let file = making.take_of(keeper::Kind::Host, record)?;
         let adopted = adopt_host(making.shared, session, record.key, place, file);
-        adopted.map_err(failed("its pinned memory", record))
+        let block = adopted.map_err(failed("its pinned memory", record))?;
+        session.objects.host.insert(record.key, block);
+        Ok(())
     }
+}
+
+/// Makes device memory again whose content is in host memory.
+fn adopt_evicted(
+    record: &Record,
+    (memory, host): (DeviceMemory, u64),
+    session: &mut Session,
+    making: &mut Making<'_>,
+) -> Result<(), Lost> {
+    let DeviceMemory { len, device, .. } = memory;
+    let file = making.take(Name::numbered(keeper::Kind::Host, host))?;
+    let place = Place {
+        len,
+        device,
+        managed: false,
+    };
+    let shared = making.shared;
+    let adopt = || -> Result<(), CUresult> {
+        let block = adopt_host(shared, session, host, place, file)?;
+        let device = shared.gpu.device(device)?;
+        let grant = device.adopt_evicted(&session.account, (record.key, len))?;
+        session.objects.grants.insert(record.key, Arc::new(grant));
+        session.objects.evicted.insert(record.key, block);
+        session.note_evicted();
+        Ok(())
+    };
+    adopt().map_err(failed("its device memory in host memory", record))
 }
 
 impl Session {
@@ -82,12 +124,44 @@ impl Session {
             self.lasting.unkept_memory = true;
             return self.note_bonds(images);
         }
-        let place = Place {
-            len: grant.len,
-            device: grant.device.into(),
-            managed: arena::is_managed(grant.start),
-        };
-        self.describe::<Memory>(grant.start, &place);
+        self.describe::<Memory>(grant.start, &described(grant, None));
+    }
+
+    /// Passes the host memory with the content of device memory to the keeper and describes it, so that the device memory
+    /// is not needed any more. Returns whether the next server could continue with it.
+    pub fn describe_evicted(
+        &mut self,
+        images: &ImageStore,
+        grant: &Grant,
+        host: &HostBlock,
+    ) -> bool {
+        if !self.lasting.kept {
+            return true;
+        }
+        let name = Name::numbered(keeper::Kind::Host, host.start());
+        let (keeping, holder) = (&images.gpu.keeping, &self.shared.kept);
+        if !keeping.keep(name, host.file.as_fd(), holder) {
+            return false;
+        }
+        let state = described(grant, Some(host.start()));
+        self.describe::<Memory>(grant.start, &state);
+        keeping.forget(Name::numbered(keeper::Kind::Memory, grant.start));
+        true
+    }
+
+    /// Passes device memory that has its content again to the keeper and describes it, so that the host memory is not
+    /// needed any more.
+    pub fn describe_refilled(&mut self, images: &ImageStore, grant: &Grant, host: &HostBlock) {
+        self.describe_memory(images, grant);
+        let name = Name::numbered(keeper::Kind::Host, host.start());
+        images.gpu.keeping.forget(name);
+    }
+
+    /// Publishes how much of its device memory is in host memory.
+    pub fn note_evicted(&self) {
+        let blocks = self.objects.evicted.values();
+        let bytes = blocks.map(HostBlock::len).sum();
+        self.shared.suspension.note_moved(bytes);
     }
 
     /// Passes new pinned memory to the keeper and describes it. Binds the session if the keeper does not hold it.
@@ -115,13 +189,22 @@ impl Session {
     }
 }
 
+/// The state of a record of this device memory.
+fn described(grant: &Grant, evicted_to: Option<u64>) -> DeviceMemory {
+    DeviceMemory {
+        len: grant.len,
+        device: grant.device.into(),
+        evicted_to,
+    }
+}
+
 fn adopt_host(
     shared: &Shared,
     session: &mut Session,
     start: u64,
     place: Place,
     file: OwnedFd,
-) -> Result<(), CUresult> {
+) -> Result<HostBlock, CUresult> {
     let device = shared.gpu.device(place.device)?;
     let paid = Paid {
         account: &session.account,
@@ -131,6 +214,5 @@ fn adopt_host(
     let (driver, range) = (&shared.gpu.driver, (start, place.len));
     let mut block = shared.gpu.arena.adopt(driver, device, paid, range, file)?;
     block.set_managed(place.managed);
-    session.objects.host.insert(start, block);
-    Ok(())
+    Ok(block)
 }

@@ -58,6 +58,10 @@ pub enum Visit {
     Snapshot,
     /// It moves to this side.
     Move(Side),
+    /// Its device memory is to be moved to host memory.
+    Evict,
+    /// Its device memory is to be moved back.
+    Refill,
     /// The session is over. With the reason, unless the client disconnected.
     Ended(Option<String>),
 }
@@ -159,6 +163,18 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
                     worked = true;
                     continue;
                 }
+                Visit::Evict => {
+                    let session = sessions.swap_remove(at);
+                    shared.lanes.send_slow(SlowTask::Evict(session));
+                    worked = true;
+                    continue;
+                }
+                Visit::Refill => {
+                    let session = sessions.swap_remove(at);
+                    shared.lanes.send_slow(SlowTask::Refill(session));
+                    worked = true;
+                    continue;
+                }
                 Visit::Ended(why) => {
                     let session = sessions.swap_remove(at);
                     end(shared, session, why);
@@ -237,11 +253,19 @@ fn sleep(
     }
     dispatcher.active.store(0, Ordering::Relaxed);
     shared.count_synchronizing();
-    let pauses = |session: &Session| [session.inbox.held.pause(), session.snapshot_pause()];
+    let pauses = |session: &Session| {
+        [
+            session.inbox.held.pause(),
+            session.snapshot_pause(),
+            session.refill_pause(),
+        ]
+    };
     let pause = sessions.iter().flat_map(|s| pauses(s)).flatten().min();
     if inbox.is_empty()
         && !shared.fate.stopping.load(Ordering::Relaxed)
-        && !sessions.iter().any(|session| session.wants_attention())
+        && !sessions
+            .iter()
+            .any(|session| session.wants_attention() && !session.waits_for_memory())
     {
         let poll = |fd: i32| libc::pollfd {
             fd,
@@ -325,6 +349,9 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if shared.gpu.printing.is_held() {
         shared.gpu.printing.contain();
     }
+    if session.is_evicted() && !session.shared.is_to_rest(shared.fate.attempt()) {
+        return session.visit_evicted();
+    }
     let mut wrote = false;
     if !session.shared.is_to_rest(shared.fate.attempt()) {
         match session.serve_express(shared) {
@@ -387,6 +414,9 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     }
     if shared.gpu.calm(session.side).is_wanted() && session.shared.at_work.load(Ordering::Relaxed) {
         session.say_whether_at_work(&shared.gpu);
+    }
+    if session.is_due_for_eviction(shared) {
+        return Visit::Evict;
     }
     if session.is_due_for_snapshot(shared) && shared.lanes.snapshots.reserve() {
         return Visit::Snapshot;

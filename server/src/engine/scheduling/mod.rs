@@ -9,4 +9,5 @@ pub mod parking;
 pub mod patience;
 pub mod reaper;
 pub mod resting;
+pub mod suspending;
 pub mod watcher;

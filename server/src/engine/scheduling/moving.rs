@@ -367,7 +367,7 @@ mod tests {
         assert_eq!(LOADS.load(Ordering::Relaxed), 3, "each once");
         assert!(test.session.flow.images_of.is_none() && test.session.flow.brought.is_empty());
 
-        // A failure gives up what has been brought.
+        // A failure gives the instances up.
         test.session.flow.images_of = Some(Side::MAIN);
         FAILS.store(5, Ordering::Relaxed);
         let moment = ends_with_next_load();

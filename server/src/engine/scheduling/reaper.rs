@@ -228,8 +228,13 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     if let Some(begun) = session.objects.host_begun.take() {
         shared.gpu.arena.abandon(begun);
     }
+    for block in session.objects.evicted.values() {
+        let name = Name::numbered(keeper::Kind::Host, block.start());
+        shared.gpu.keeping.forget(name);
+    }
     let host = std::mem::take(&mut session.objects.host)
         .into_values()
+        .chain(std::mem::take(&mut session.objects.evicted).into_values())
         .chain(session.objects.host_spare.drain(..));
     let uid = session.shared.info.uid;
     graves.extend(host.map(|block| Buried::Host(block, uid)));

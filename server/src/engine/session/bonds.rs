@@ -69,6 +69,7 @@ impl Objects {
             greens,
             resources,
             grants: _,
+            evicted: _,
             releasing: _,
             leaving: _,
             sharing,

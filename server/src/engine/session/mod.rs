@@ -7,6 +7,7 @@ pub mod lasting;
 pub mod objects;
 pub mod portable;
 pub mod quiet;
+pub mod suspension;
 
 use crate::engine::base::account::{Account, Memory};
 use crate::engine::base::description::Description;
@@ -35,6 +36,7 @@ use parking_lot::Mutex;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
+use suspension::Suspension;
 
 /// State of a session that several threads use.
 #[derive(Debug)]
@@ -88,6 +90,8 @@ pub struct SessionShared {
     pub asked_to_rest: AtomicU64,
     /// Its latest launches, to find the cause of a fault.
     pub launched: Launched,
+    /// Whether its device memory is in host memory, or is to be.
+    pub suspension: Suspension,
 }
 
 impl SessionShared {
@@ -125,6 +129,7 @@ impl SessionShared {
             rested: AtomicU64::new(0),
             asked_to_rest: AtomicU64::new(0),
             launched: Launched::default(),
+            suspension: Suspension::default(),
         }
     }
 
@@ -152,6 +157,7 @@ impl SessionShared {
             gate: Some(self.waits.usage(self.side())),
             managed: Some(self.managed_usage()),
             bonds: Some(self.description.bonds()),
+            moved_out: Some(self.suspension.moved()),
         }
     }
     fn base(&self) -> *mut u8 {

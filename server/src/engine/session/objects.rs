@@ -57,6 +57,8 @@ pub struct Objects {
     pub resources: Resources,
     /// Device memory by first address.
     pub grants: BTreeMap<u64, Arc<Grant>>,
+    /// Host memory with the content of grants that have no physical memory now, by the first address of the grant.
+    pub evicted: BTreeMap<u64, HostBlock>,
     /// Device memory that the client freed while work was in flight.
     pub releasing: Vec<Arc<Grant>>,
     /// Charges for other memory freed while work was in flight.
@@ -114,6 +116,7 @@ impl Objects {
             greens: Slots::new(Kind::GreenContext, bounds::GREENS),
             resources: Resources::default(),
             grants: BTreeMap::new(),
+            evicted: BTreeMap::new(),
             releasing: Vec::new(),
             leaving: Vec::new(),
             sharing: Sharing::default(),

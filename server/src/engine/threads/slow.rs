@@ -22,6 +22,10 @@ pub enum SlowTask {
     Pass(Box<Session>, Arc<Moment>),
     /// Move a session that waits at a gate to another side, and queue it at the gate there.
     Move(Box<Session>, Side),
+    /// Move the device memory of an idle session to host memory, then return the session to its dispatch thread.
+    Evict(Box<Session>),
+    /// Move the device memory of a session back, then return the session to its dispatch thread.
+    Refill(Box<Session>),
     /// Set up a session for a new client.
     Setup(Stranger, Box<ClientHello>, Credentials),
 }

@@ -144,10 +144,11 @@ fn tell(options: &Options, case: u64, sent: u64, began: Instant, oracle: &Oracle
     let speed = sent as f64 / began.elapsed().as_secs_f64();
     println!(
         "fuzz_engine: seed {}, cases up to {case}, {} messages, {speed:.0} a second, {} sessions ended by the server, \
-         {} contexts lost, longest round of the bystander {:.0} ms",
+         {} moves of device memory, {} contexts lost, longest round of the bystander {:.0} ms",
         options.seed,
         options.sent + sent,
         oracle.ended,
+        oracle.moves,
         options.lost,
         oracle.longest_round().as_secs_f64() * 1e3,
     );
@@ -248,6 +249,15 @@ fn run_case(
             }
             12..60 => {
                 clients[at].release_waits(rng);
+                None
+            }
+            60..90 => {
+                let session = clients[at].peer.welcome.session;
+                oracle.move_memory(session, rng.random_ratio(3, 4));
+                if rng.random_ratio(1, 2) {
+                    // Otherwise its next call comes before it is idle, or in the middle of the move.
+                    std::thread::sleep(Duration::from_millis(rng.random_range(1..8)));
+                }
                 None
             }
             _ => {

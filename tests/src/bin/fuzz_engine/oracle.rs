@@ -2,6 +2,7 @@
 //! everything comes back.
 
 use anyhow::{anyhow, ensure};
+use mpsshim_control::link::MoveMemory;
 use mpsshim_model::client::EngineEvent;
 use mpsshim_model::limits::Limits;
 use mpsshim_tests::in_process::{Counts, InProcess, open_descriptors, resident_bytes, threads};
@@ -200,6 +201,8 @@ pub struct Oracle {
     earlier: usize,
     /// Sessions that the server or their own mistakes have ended.
     pub ended: u64,
+    /// Moves of device memory to host memory.
+    pub moves: u64,
 }
 
 impl Oracle {
@@ -227,6 +230,7 @@ impl Oracle {
             limit: None,
             earlier: 0,
             ended: 0,
+            moves: 0,
         };
         oracle.end_case()?;
         let turn = oracle.bystander.turn.clone();
@@ -272,6 +276,16 @@ impl Oracle {
     fn await_loss(&mut self) -> anyhow::Result<()> {
         std::thread::sleep(Duration::from_millis(200));
         self.take_events()
+    }
+
+    /// Orders a session's memory to host memory, or back; it may be busy for a few milliseconds.
+    pub fn move_memory(&self, session: u64, out: bool) {
+        self.engine.move_memory(MoveMemory {
+            number: 0,
+            session,
+            out,
+            patience_ms: 5,
+        });
     }
 
     pub fn terminate(&self, session: u64) {
@@ -321,6 +335,9 @@ impl Oracle {
         for event in self.engine.events.try_iter() {
             match event {
                 EngineEvent::Connected(_) => {}
+                EngineEvent::MemoryMoved(_, _, outcome) => {
+                    self.moves += u64::from(outcome.is_ok_and(|placement| placement.moved_out > 0));
+                }
                 EngineEvent::Gone(client, why) => {
                     if let Some(why) = why
                         && self.verbose

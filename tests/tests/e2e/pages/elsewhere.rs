@@ -42,6 +42,13 @@ pub type Row = (&'static str, &'static str, Way);
 pub const ELSEWHERE: &[Row] = &[
     (
         "docs/operations.md",
+        "$ mps-control suspend_client 4711 4822\n",
+        Test(
+            "e2e/suspend.rs::a_suspended_client_gives_its_memory_to_others_and_finds_it_as_it_was",
+        ),
+    ),
+    (
+        "docs/operations.md",
         "nvidia-smi -c EXCLUSIVE_PROCESS",
         ADMINISTRATOR,
     ),

@@ -11,6 +11,7 @@ use crate::engine::gpu::client_segment::Segment;
 use crate::engine::gpu::host::Registration;
 use crate::engine::gpu::partition::Place;
 use crate::engine::scheduling::dispatch::{self, Step};
+use crate::engine::scheduling::suspending;
 use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::gate;
 use crate::engine::threads::shared::Shared;
@@ -67,6 +68,8 @@ fn run(shared: &Arc<Shared>, spare: bool) {
             SlowTask::Serve(session) => serve(shared, session),
             SlowTask::Pass(session, moment) => gate::run::pass(shared, session, &moment),
             SlowTask::Move(session, to) => gate::run::move_on(shared, session, to),
+            SlowTask::Evict(session) => suspending::evict(shared, session),
+            SlowTask::Refill(session) => suspending::refill(shared, session),
             SlowTask::Setup(socket, hello, who) => setup(shared, socket, &hello, who),
         }
     }

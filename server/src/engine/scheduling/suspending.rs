@@ -1,0 +1,389 @@
+//! Moves the device memory of idle sessions to host memory, and back before their next call.
+//!
+//! A grant keeps its addresses, so nothing that the client or its graphs know changes. Its content goes to a block of pinned
+//! memory of the same length, which the keeper holds in its place; then the physical memory returns to the driver. The moves
+//! run on the slow lane, one grant after the other. Between two grants a quiescent point for other sessions may come: the
+//! session then returns to its dispatch thread, which sends it here again.
+//!
+//! Memory that other sessions or processes may use, managed memory, and memory that is not granted by the server (pools,
+//! mappings of the client's own, arrays, images) stays on the device.
+
+use crate::engine::base::side;
+use crate::engine::gpu::devices::Grant;
+use crate::engine::gpu::host::HostBlock;
+use crate::engine::scheduling::dispatch::Visit;
+use crate::engine::session::Session;
+use crate::engine::session::suspension::Order;
+use crate::engine::threads::shared::Shared;
+use mpsshim_api::cuda::*;
+use mpsshim_control::panics;
+use mpsshim_model::suspension::{Placement, Unmoved};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Longest copy that is submitted at once, bytes: copies of other sessions come in between.
+const PIECE: u64 = 64 << 20;
+/// Interval at which a session asks again for device memory that it lacks.
+const ASKS: Duration = Duration::from_millis(20);
+
+/// Poll interval for the outcome of an order.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// How far the moves of a session have come.
+enum Progress {
+    /// All is where it was to be.
+    Done,
+    /// A quiescent point of another session comes first.
+    Later,
+}
+
+/// Direction of a copy.
+#[derive(Clone, Copy)]
+enum To {
+    Host,
+    Device,
+}
+
+impl Session {
+    /// Whether some of its device memory is in host memory.
+    #[inline]
+    pub fn is_evicted(&self) -> bool {
+        !self.objects.evicted.is_empty()
+    }
+
+    /// Visits a session some of whose device memory is in host memory: it executes nothing until the memory is back.
+    pub fn visit_evicted(&mut self) -> Visit {
+        let order = self.shared.suspension.order();
+        let calls = self.wants_attention();
+        if order == Order::Out && !calls {
+            return Visit::Evict;
+        }
+        if order == Order::Out {
+            self.shared.suspension.settle(Err(Unmoved::Resumed));
+        }
+        if !calls && order != Order::In {
+            self.flow.refill_at = None;
+            return Visit::Idle;
+        }
+        match self.waits_for_memory() {
+            true => Visit::Idle,
+            false => Visit::Refill,
+        }
+    }
+
+    /// Whether it waits for free device memory before it can execute anything.
+    pub fn waits_for_memory(&self) -> bool {
+        let at = self.flow.refill_at;
+        at.is_some_and(|at| Instant::now() < at)
+    }
+
+    /// How long it waits until it asks for device memory again.
+    pub fn refill_pause(&self) -> Option<Duration> {
+        let at = self.flow.refill_at?;
+        Some(at.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether an order to move its device memory to host memory can be carried out now. It has nothing to execute.
+    pub fn is_due_for_eviction(&mut self, shared: &Shared) -> bool {
+        if self.shared.suspension.order() == Order::In {
+            // Nothing of it is in host memory.
+            self.settle_suspension();
+        }
+        if self.shared.suspension.order() != Order::Out {
+            return false;
+        }
+        if !self.objects.graphs.captures.is_empty() {
+            self.shared.suspension.settle(Err(Unmoved::Captures));
+            return false;
+        }
+        let owes = self.inbox.held.any()
+            || !self.objects.retired.is_empty()
+            || !self.objects.releasing.is_empty()
+            || !self.objects.leaving.is_empty();
+        !owes && self.is_drained(&shared.gpu)
+    }
+
+    /// Reports that an order has been carried out.
+    fn settle_suspension(&self) {
+        let held = self.account.held_of_devices().into_values().sum::<u64>();
+        let moved = self.shared.suspension.moved();
+        self.shared.suspension.settle(Ok(Placement {
+            moved_out: moved,
+            resident: held.saturating_sub(moved),
+        }));
+    }
+
+    /// The grants whose content may be moved to host memory, and is not there yet.
+    fn grants_to_evict(&self) -> Vec<Arc<Grant>> {
+        let grants = self.objects.grants.values();
+        // A session that has opened memory of another one holds a reference to it.
+        let may_move = |grant: &&Arc<Grant>| {
+            grant.is_on_device() && !grant.stays() && Arc::strong_count(grant) == 1
+        };
+        let mut found: Vec<_> = grants.filter(may_move).cloned().collect();
+        // The largest come first.
+        found.sort_by_key(|grant| std::cmp::Reverse(grant.len));
+        found
+    }
+
+    fn evict(&mut self, shared: &Shared) -> Result<Progress, Unmoved> {
+        for grant in self.grants_to_evict() {
+            if self.wants_attention() {
+                return Err(Unmoved::Resumed);
+            }
+            if !self.may_work(&shared.gpu) {
+                return Ok(Progress::Later);
+            }
+            let block = self.block_for(shared, &grant)?;
+            let moved = copy(shared, &grant, &block, To::Host);
+            self.say_whether_at_work(&shared.gpu);
+            if let Err(status) = moved {
+                shared.gpu.note_status(status);
+                self.spare(block);
+                return Err(Unmoved::Failed(format!(
+                    "its memory cannot be copied: {status}"
+                )));
+            }
+            if !self.describe_evicted(&shared.images, &grant, &block) {
+                self.spare(block);
+                return Err(Unmoved::Failed(
+                    "the keeper has no room for its memory".into(),
+                ));
+            }
+            self.objects.evicted.insert(grant.start, block);
+            self.note_evicted();
+            let device = &shared.gpu.devices[grant.device];
+            if let Err(status) = device.evict(&shared.gpu.driver, &grant) {
+                shared.gpu.note_status(status);
+                let why = format!("its memory cannot be released: {status}");
+                return Err(Unmoved::Failed(why));
+            }
+        }
+        if let Some(keeper) = shared.gpu.keeping.keeper() {
+            // The physical memory is free once the keeper has closed its descriptor.
+            keeper.settle();
+        }
+        Ok(Progress::Done)
+    }
+
+    fn refill(&mut self, shared: &Shared) -> Result<Progress, CUresult> {
+        while let Some(start) = self.objects.evicted.keys().next().copied() {
+            if !self.may_work(&shared.gpu) {
+                return Ok(Progress::Later);
+            }
+            let grant = self.objects.grants.get(&start);
+            let grant = grant.cloned().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            let refilled = self.refill_one(shared, &grant);
+            self.say_whether_at_work(&shared.gpu);
+            refilled?;
+        }
+        Ok(Progress::Done)
+    }
+
+    fn refill_one(&mut self, shared: &Shared, grant: &Arc<Grant>) -> Result<(), CUresult> {
+        let device = &shared.gpu.devices[grant.device];
+        let driver = &shared.gpu.driver;
+        if !grant.is_on_device() {
+            let mut made = device.refill(driver, grant);
+            if made == Err(CUDA_ERROR_OUT_OF_MEMORY) {
+                if let Some(keeper) = shared.gpu.keeping.keeper() {
+                    keeper.settle();
+                }
+                shared.images.give_up_residents();
+                made = device.refill(driver, grant);
+            }
+            made?;
+        }
+        let block = self.objects.evicted.get(&grant.start);
+        let block = block.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let copied = self
+            .share_with_peers(shared, grant.start)
+            .and_then(|()| copy(shared, grant, block, To::Device));
+        if let Err(status) = copied {
+            // The content stays in host memory.
+            let _ = device.evict(driver, grant);
+            return Err(status);
+        }
+        if let Some(block) = self.objects.evicted.remove(&grant.start) {
+            self.describe_refilled(&shared.images, grant, &block);
+            self.spare(block);
+        }
+        self.note_evicted();
+        Ok(())
+    }
+
+    /// Pinned memory for the content of a grant.
+    fn block_for(&mut self, shared: &Shared, grant: &Grant) -> Result<HostBlock, Unmoved> {
+        let spare = &self.objects.host_spare;
+        if let Some(at) = spare.iter().position(|block| block.len() == grant.len) {
+            let mut block = self.objects.host_spare.swap_remove(at);
+            block.pin.set_idle(false);
+            return Ok(block);
+        }
+        let (gpu, own) = (&shared.gpu, &self.shared);
+        let failed = |status: CUresult| {
+            Unmoved::Failed(format!("there is not enough host memory for it: {status}"))
+        };
+        let payers = (&self.account, &own.held_files, own.info.uid);
+        if let Some(block) = gpu.take_spare_block(payers, grant.len).map_err(failed)? {
+            return Ok(block);
+        }
+        let pin = gpu.pinned.take(own.info.uid, grant.len);
+        let pin = pin.map_err(|beyond| Unmoved::Failed(beyond.to_string()))?;
+        let begun = gpu.begin_block((&self.account, &own.held_files), pin, grant.len);
+        let mut begun = begun.map_err(failed)?;
+        let stops = || {
+            own.hung_up.load(Ordering::Relaxed)
+                || gpu.is_lost()
+                || shared.fate.stopping.load(Ordering::Relaxed)
+        };
+        if !begun.populate(stops) {
+            gpu.arena.abandon(begun);
+            return Err(Unmoved::Ended);
+        }
+        let device = &gpu.devices[grant.device];
+        side::on_main(|| gpu.arena.complete(&gpu.driver, device, begun)).map_err(failed)
+    }
+
+    /// Keeps pinned memory for the next use.
+    fn spare(&mut self, mut block: HostBlock) {
+        block.pin.set_idle(true);
+        self.objects.host_spare.push(block);
+    }
+}
+
+/// Copies the content of a grant to or from a block of pinned memory of the same length, and waits for it.
+fn copy(shared: &Shared, grant: &Grant, block: &HostBlock, to: To) -> Result<(), CUresult> {
+    let driver = &shared.gpu.driver;
+    let device = &shared.gpu.devices[grant.device];
+    device.make_current(driver)?;
+    let stream = device.take_stream(driver, 0)?;
+    let mut at = 0;
+    let mut copied = Ok(());
+    while at < grant.len && copied.is_ok() {
+        let len = PIECE.min(grant.len - at);
+        let (on_device, on_host) = (grant.start + at, block.start() + at);
+        copied = match to {
+            To::Host => driver.memcpy_dtoh_async(on_host, on_device, len as usize, stream),
+            To::Device => driver.memcpy_htod_async(on_device, on_host, len as usize, stream),
+        };
+        copied = copied.and_then(|()| driver.stream_synchronize(stream));
+        at += len;
+    }
+    if copied.is_ok() {
+        device.keep_stream(driver, 0, stream);
+    }
+    copied
+}
+
+/// Moves the device memory of a session to host memory and returns the session to its dispatch thread.
+pub fn evict(shared: &Shared, mut session: Box<Session>) {
+    panics::works_for(Some(session.shared.info.session));
+    session.enter();
+    let before = session.shared.suspension.moved();
+    let began = Instant::now();
+    let outcome = session.evict(shared);
+    let moved = session.shared.suspension.moved() - before;
+    let client = session.shared.info.clone();
+    if moved > 0 {
+        tracing::info!(
+            "Client {client}: {moved} bytes of device memory are in host memory, after {} ms",
+            began.elapsed().as_millis()
+        );
+    }
+    match outcome {
+        Ok(Progress::Done) => session.settle_suspension(),
+        Ok(Progress::Later) => {}
+        Err(why) => {
+            tracing::info!("Client {client} is not suspended: {why}");
+            session.shared.suspension.settle(Err(why));
+        }
+    }
+    shared.lanes.send_home(session);
+}
+
+/// Brings the device memory of a session back and returns the session to its dispatch thread.
+pub fn refill(shared: &Shared, mut session: Box<Session>) {
+    panics::works_for(Some(session.shared.info.session));
+    session.enter();
+    let before = session.shared.suspension.moved();
+    let began = Instant::now();
+    let outcome = session.refill(shared);
+    let moved = before - session.shared.suspension.moved();
+    let client = session.shared.info.clone();
+    if moved > 0 {
+        tracing::info!(
+            "Client {client}: {moved} bytes of device memory are back, after {} ms",
+            began.elapsed().as_millis()
+        );
+    }
+    match outcome {
+        Ok(Progress::Done) => {
+            session.flow.refill_at = None;
+            if session.shared.suspension.order() == Order::In {
+                session.settle_suspension();
+            }
+        }
+        Ok(Progress::Later) => {}
+        Err(status) => {
+            shared.gpu.note_status(status);
+            if session.flow.refill_at.is_none() {
+                tracing::warn!(
+                    "Client {client} waits for {} bytes of device memory, which are in host memory: {status}",
+                    session.shared.suspension.moved()
+                );
+            }
+            session.flow.refill_at = Some(Instant::now() + ASKS);
+            if session.shared.suspension.order() == Order::In {
+                session.shared.suspension.settle(Err(match status {
+                    CUDA_ERROR_OUT_OF_MEMORY => Unmoved::NoRoom,
+                    status => Unmoved::Failed(status.to_string()),
+                }));
+            }
+        }
+    }
+    shared.lanes.send_home(session);
+}
+
+impl Shared {
+    /// Moves the device memory of a session to host memory, or back, within `patience`, which does not include the copies.
+    ///
+    /// # Errors
+    /// Why it is not there.
+    pub fn move_memory(
+        &self,
+        session: u64,
+        order: Order,
+        patience: Duration,
+    ) -> Result<Placement, Unmoved> {
+        let session = self.roster.session(session).ok_or(Unmoved::Ended)?;
+        let suspension = &session.suspension;
+        if !suspension.give(order) {
+            return Err(Unmoved::Ordered);
+        }
+        let until = Instant::now() + patience;
+        let mut seen = suspension.moved();
+        let mut quiet_until = until;
+        loop {
+            session.bell.ring();
+            if let Some(outcome) = suspension.take_outcome() {
+                return outcome;
+            }
+            let now = Instant::now();
+            if suspension.moved() != seen {
+                seen = suspension.moved();
+                quiet_until = now + patience;
+            }
+            let has_ended = session.hung_up.load(Ordering::Relaxed) || self.gpu.is_lost();
+            if has_ended || now >= quiet_until {
+                let why = match has_ended {
+                    true => Unmoved::Ended,
+                    false => Unmoved::Busy,
+                };
+                return suspension.withdraw().unwrap_or(Err(why));
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
