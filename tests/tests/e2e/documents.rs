@@ -85,6 +85,7 @@ fn what_documents_name_is_there() {
     // NVIDIA's own, of which documents say what becomes of them.
     known.extend([
         "CUDA_MPS_PIPE_DIRECTORY",
+        "CUDA_MPS_LOG_DIRECTORY",
         "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING",
     ]);
     let mut wrong = Vec::new();
