@@ -63,8 +63,18 @@ install_into() {
     chmod -R u=rwX,go=rX "$root" "$etc"
 }
 
+# debian_package CONTROL NAME: what is in $tree becomes a package.
+debian_package() {
+    (cd "$tree" && find usr -type f -print0 | sort -z | xargs -0r md5sum) >"$tree/DEBIAN/md5sums"
+    sed -e "s/@VERSION@/$version/" -e "s/@SIZE@/$(du -k -s --apparent-size "$tree" | cut -f 1)/" \
+        -e "s/@GLIBC@/$GLIBC/" "$1" >"$tree/DEBIAN/control"
+    dpkg-deb --root-owner-group --build "$tree" "$out/$2" >/dev/null
+    rm -r "$tree"
+}
+
 tree=$out/mpsshim-$version-x86_64-linux
 install_into "$tree" "$tree/etc" zsh/site-functions
+install packaging/nvidia-names "$tree/share/mpsshim"
 cp LICENSE LICENSE-MIT LICENSE-APACHE CHANGELOG.md "$tree"
 tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$SOURCE_DATE_EPOCH" -C "$out" -c "${tree##*/}" |
     gzip -9n >"$tree.tar.gz"
@@ -84,9 +94,12 @@ gzip -9nc CHANGELOG.md >"$tree/usr/share/doc/mpsshim/CHANGELOG.md.gz"
 install -d "$tree/DEBIAN"
 install -m 755 packaging/debian/postinst packaging/debian/prerm packaging/debian/postrm "$tree/DEBIAN"
 (cd "$tree" && find etc -type f | sed 's|^|/|' | sort) >"$tree/DEBIAN/conffiles"
-(cd "$tree" && find usr -type f -print0 | sort -z | xargs -0 md5sum) >"$tree/DEBIAN/md5sums"
-sed -e "s/@VERSION@/$version/" -e "s/@SIZE@/$(du -k -s --apparent-size "$tree" | cut -f 1)/" -e "s/@GLIBC@/$GLIBC/" \
-    packaging/debian/control >"$tree/DEBIAN/control"
-dpkg-deb --root-owner-group --build "$tree" "$out/mpsshim_${version}_amd64.deb" >/dev/null
-rm -r "$tree"
+debian_package packaging/debian/control "mpsshim_${version}_amd64.deb"
+
+# The name of NVIDIA's tool; its documents are those of the package that it depends on.
+install -d "$tree/DEBIAN" "$tree/usr/bin" "$tree/usr/share/doc"
+ln -s mps-control "$tree/usr/bin/nvidia-cuda-mps-control"
+ln -s mpsshim "$tree/usr/share/doc/mpsshim-nvidia-names"
+install -m 755 packaging/debian/nvidia-names/preinst "$tree/DEBIAN"
+debian_package packaging/debian/nvidia-names/control "mpsshim-nvidia-names_${version}_all.deb"
 ls -1 "$out"/*

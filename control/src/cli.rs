@@ -5,6 +5,7 @@ mod arguments;
 pub mod documents;
 
 use crate::commands::{self, Format};
+use crate::doctor;
 use crate::program::Program;
 use crate::settings;
 use crate::spawn::Users;
@@ -97,6 +98,8 @@ pub enum Order {
     /// Write specifications for container engines (Container Device Interface)
     #[command(subcommand, disable_help_subcommand = true)]
     Cdi(Cdi),
+    /// Check library, server, driver, directories, daemon and limits, and say for each problem what to do
+    Doctor(doctor::Options),
     /// A command of the daemon, or `top`, and its arguments
     #[command(external_subcommand)]
     Line(Vec<String>),
@@ -266,6 +269,9 @@ pub struct Server {
     /// Print the devices as one line of JSON and exit
     #[arg(long, conflicts_with = "link_fd")]
     pub list_devices: bool,
+    /// Print the driver and its devices as one line of JSON and exit
+    #[arg(long, hide = true, conflicts_with_all = ["link_fd", "list_devices"])]
+    pub describe_driver: bool,
     #[command(flatten)]
     #[allow(missing_docs, reason = "documented at its type")]
     pub documents: Documents,

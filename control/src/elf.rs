@@ -1,8 +1,9 @@
 //! Predicts the loader: whether a library can be preloaded, and whether a program will preload it.
 
+use mpsshim_proto::release::{self, Release};
 use object::elf::{EM_X86_64, ET_DYN, FileHeader64, PT_INTERP};
-use object::read::elf::{FileHeader, ProgramHeader};
-use object::{Endianness, FileKind, ReadCache};
+use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
+use object::{Endianness, FileKind, Object, ObjectSection, ReadCache};
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
@@ -43,6 +44,14 @@ fn read(path: &Path) -> Result<Option<Elf>, &'static str> {
         is_library: header.e_type(endian) == ET_DYN,
         is_dynamic: segments.iter().any(|s| s.p_type(endian) == PT_INTERP),
     }))
+}
+
+/// The release that a library names in its note; `None`: it names none.
+pub fn release(library: &Path) -> Option<Release> {
+    let cache = ReadCache::new(File::open(library).ok()?);
+    let file = ElfFile64::<Endianness, _>::parse(&cache).ok()?;
+    let section = file.section_by_name(release::SECTION)?;
+    Release::read(section.data().ok()?)
 }
 
 /// Why a file cannot be preloaded, in words; `None`: it can.

@@ -59,8 +59,8 @@ impl Listing {
         String::from_utf8(bytes.unwrap_or_default()).unwrap_or_default()
     }
 
-    /// A list with one value for each server or client, each on a line.
-    fn of_lines(
+    /// A list whose table has these lines.
+    pub fn of_lines(
         columns: &'static [&'static str],
         rows: Vec<Vec<Value>>,
         lines: impl Iterator<Item = String>,

@@ -397,11 +397,25 @@ impl Settings {
     /// # Errors
     /// A value or the file is invalid.
     pub fn load(lookup: impl Fn(&str) -> Option<OsString>) -> Result<Settings, SettingsError> {
+        Settings::load_or(lookup, |_| None)
+    }
+
+    /// As [`Settings::load`]; `otherwise` has values for settings that neither `lookup` nor the file has.
+    ///
+    /// # Errors
+    /// A value or the file is invalid.
+    pub fn load_or(
+        lookup: impl Fn(&str) -> Option<OsString>,
+        otherwise: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Settings, SettingsError> {
         let environment = |name: &'static str| from_environment(&lookup, name);
         let config = environment(CONFIG).as_ref().map(absolute).transpose()?;
         let file = file::read(config.as_deref())?;
         let is_root = nix::unistd::geteuid().is_root();
-        let get = |name: &'static str| environment(name).or_else(|| file.get(name).cloned());
+        let get = |name: &'static str| {
+            let given = environment(name).or_else(|| file.get(name).cloned());
+            given.or_else(|| from_environment(&otherwise, name))
+        };
         let settings = Settings::from_given(get, is_root)?;
         Ok(Settings { config, ..settings })
     }

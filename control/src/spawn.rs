@@ -83,12 +83,8 @@ pub enum Start {
 impl Launcher {
     /// Servers log to `log`, which is opened for appending.
     pub fn new(settings: Settings, users: Users, log: File) -> Launcher {
-        let executable = settings
-            .server
-            .clone()
-            .unwrap_or_else(|| beside_this_executable("mps-server"));
         Launcher {
-            executable,
+            executable: server_executable(&settings),
             settings,
             users,
             log,
@@ -219,9 +215,18 @@ impl Launcher {
 
     /// Starts a process that prints the devices as one line of JSON.
     pub fn list_devices(&self) -> Result<Child, SpawnError> {
+        self.describe("--list-devices")
+    }
+
+    /// Starts a process that prints the driver and its devices as one line of JSON.
+    pub fn describe_driver(&self) -> Result<Child, SpawnError> {
+        self.describe("--describe-driver")
+    }
+
+    fn describe(&self, option: &str) -> Result<Child, SpawnError> {
         let mut command = self.command()?;
         command
-            .arg("--list-devices")
+            .arg(option)
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
         self.spawn(&mut command)
@@ -261,6 +266,12 @@ impl Launcher {
             source,
         })
     }
+}
+
+/// The executable of servers.
+pub fn server_executable(settings: &Settings) -> PathBuf {
+    let named = settings.server.clone();
+    named.unwrap_or_else(|| beside_this_executable("mps-server"))
 }
 
 fn group_of(uid: u32) -> Result<u32, SpawnError> {

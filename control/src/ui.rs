@@ -3,9 +3,13 @@
 use super::wire::{self, Answer, Mark};
 use crate::seqpacket;
 use crate::settings::Settings;
+use mpsshim_model::client::Credentials;
 use mpsshim_proto::directory::{self, Refused};
+use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::time::{TimeVal, TimeValLike};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 /// Why a command has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +84,27 @@ impl Ui {
                 }),
             },
         }
+    }
+
+    /// From now on an answer that does not come within this time counts as a lost connection.
+    ///
+    /// # Errors
+    /// Those of the system call.
+    pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
+        let limit = TimeVal::milliseconds(patience.as_millis() as i64);
+        Ok(setsockopt(
+            &self.connection,
+            sockopt::ReceiveTimeout,
+            &limit,
+        )?)
+    }
+
+    /// The daemon's process, as this PID namespace knows it.
+    ///
+    /// # Errors
+    /// Those of the system call.
+    pub fn daemon(&self) -> io::Result<Credentials> {
+        seqpacket::peer(self.connection.as_fd())
     }
 
     /// Executes one command; waits for its answer.

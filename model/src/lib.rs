@@ -4,6 +4,7 @@ pub mod amount;
 pub mod bonds;
 pub mod client;
 pub mod device;
+pub mod driver;
 pub mod host_memory;
 pub mod limits;
 pub mod mode;

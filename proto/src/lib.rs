@@ -9,6 +9,7 @@ pub mod handshake;
 pub mod limits;
 pub mod message;
 pub mod ops;
+pub mod release;
 pub mod ring;
 pub mod segment;
 pub mod shm;

@@ -32,7 +32,7 @@ use base::printing::Printing;
 use base::side::Side;
 use crossbeam_channel::Sender;
 use gpu::Gpu;
-pub use gpu::open::{OpenDriver, list_devices};
+pub use gpu::open::{OpenDriver, describe_driver, list_devices};
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::link::Others;
 use mpsshim_control::trace::Run;

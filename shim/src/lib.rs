@@ -19,6 +19,8 @@
 //!
 //! Nothing happens in a constructor, and nothing is printed unless `MPSSHIM_LOG` asks for it ([`log`]).
 
+use mpsshim_proto::release::Note;
+
 mod connect;
 mod daemon;
 mod direct;
@@ -42,3 +44,8 @@ mod thread;
 pub extern "C" fn mpsshim_version() -> *const std::ffi::c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
+
+/// Names the release in the file, for `mps-control doctor`.
+#[used]
+#[cfg_attr(not(test), unsafe(link_section = ".note.mpsshim"))]
+static RELEASE: Note = Note::of(env!("CARGO_PKG_VERSION"));

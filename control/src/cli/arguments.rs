@@ -68,9 +68,12 @@ fn value_follows(program: &Command, argument: &OsStr) -> bool {
 
 /// Whether an option behind the command `name` is the program's.
 fn is_of_program(program: &Command, name: &OsStr, argument: &OsStr) -> bool {
-    // clap parses the arguments of its subcommands.
-    if program.find_subcommand(name).is_some() {
-        return false;
+    // clap parses the arguments of its subcommands; only the format of a list is the program's.
+    if let Some(own) = program.find_subcommand(name) {
+        let format = Some(FORMAT_OPTION.trim_start_matches('-'));
+        let is_format =
+            declared(program, argument).is_some_and(|(arg, _)| arg.get_long() == format);
+        return is_format && !own.has_subcommands();
     }
     let kind = name.to_str().and_then(commands::find).map(|row| row.kind);
     if kind == Some(Kind::Shows) && ["-h", "--help"].iter().any(|help| argument == *help) {
@@ -117,6 +120,7 @@ mod tests {
             ),
             ("quit --config=a -t 5", "--config=a quit -t 5"),
             ("top --once --format json", "--format json top --once"),
+            ("doctor -p 7 --format json", "--format json doctor -p 7"),
             ("ps -V", "-V ps"),
             ("ps --help", "--help ps"),
             ("ps --format", "--format"),
@@ -143,6 +147,8 @@ mod tests {
             "top -h",
             "top --interval 2 --json",
             "cdi generate --help",
+            "cdi generate --format json",
+            "doctor --help",
             "quit --format json",
             "frobnicate --format json",
             "ps --detached",

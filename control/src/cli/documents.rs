@@ -85,19 +85,35 @@ fn commands(roff: &mut Roff) {
 fn own_commands(roff: &mut Roff, program: &Command) {
     roff.control("SH", ["COMMANDS WITHOUT A DAEMON"]);
     for group in program.get_subcommands() {
+        if !group.has_subcommands() {
+            own_command(roff, group.get_name(), group);
+        }
         for command in group.get_subcommands() {
-            roff.control("TP", []);
-            let name = format!("{} {} ", group.get_name(), command.get_name());
-            let mut words = vec![bold(name)];
-            for option in command.get_arguments().filter_map(Arg::get_long) {
-                let option = bold(format!("--{option} "));
-                words.extend([roman("["), option, italic("PATH"), roman("]")]);
-            }
-            roff.text(words);
-            let about = command.get_about().map(ToString::to_string);
-            roff.text([roman(about.unwrap_or_default())]);
+            let name = format!("{} {}", group.get_name(), command.get_name());
+            own_command(roff, &name, command);
         }
     }
+}
+
+fn own_command(roff: &mut Roff, name: &str, command: &Command) {
+    roff.control("TP", []);
+    let mut words = vec![bold(format!("{name} "))];
+    let options = command.get_arguments().filter(|arg| !arg.is_global_set());
+    for (arg, long) in options.filter_map(|arg| Some((arg, arg.get_long()?))) {
+        let value = arg.get_value_names().unwrap_or_default();
+        let value = value.iter().map(|name| name.as_str()).collect::<String>();
+        let short = arg.get_short().map(|short| format!("-{short}"));
+        let option = short.unwrap_or_else(|| format!("--{long}"));
+        words.extend([
+            roman("["),
+            bold(format!("{option} ")),
+            italic(value),
+            roman("]"),
+        ]);
+    }
+    roff.text(words);
+    let about = command.get_about().map(ToString::to_string);
+    roff.text([roman(about.unwrap_or_default())]);
 }
 
 fn environment(roff: &mut Roff) {
@@ -116,7 +132,7 @@ fn exit_status(roff: &mut Roff, program: &str) {
     let text = match program {
         "mps-control" => {
             "0: success; for commands read from standard input also if one of them failed, as with NVIDIA's. 1: there is no \
-             daemon, a daemon runs already or cannot start, or a command given as arguments failed. 2: unknown option or invalid value of one."
+             daemon, a daemon runs already or cannot start, a command given as arguments failed, or doctor has found an error. 2: unknown option or invalid value of one."
                 .to_owned()
         }
         "mps-run" => format!(
@@ -262,7 +278,12 @@ mod tests {
                 );
             }
             assert!(!page.contains("detached"), "hidden");
-            for expected in ["cdi generate ", "-V as well", "[\\fIcommand\\fR]"] {
+            for expected in [
+                "cdi generate ",
+                "doctor ",
+                "-V as well",
+                "[\\fIcommand\\fR]",
+            ] {
                 assert!(!has_commands(&program) || page.contains(expected));
             }
         }

@@ -6,10 +6,12 @@ use mpsshim_control::cdi::Spec;
 use mpsshim_control::cli::{Cdi, Control, Order, documents};
 use mpsshim_control::commands::{Format, in_format};
 use mpsshim_control::daemon::{Daemon, Manner};
+use mpsshim_control::doctor;
 use mpsshim_control::launch;
+use mpsshim_control::nvidia_names;
 use mpsshim_control::program::with_real_paths;
 use mpsshim_control::prompt::Prompt;
-use mpsshim_control::settings::{self, Settings};
+use mpsshim_control::settings::{self, Settings, SettingsError};
 use mpsshim_control::target::Target;
 use mpsshim_control::top;
 use mpsshim_control::ui::{Ui, UiError};
@@ -56,11 +58,12 @@ fn run(options: &Control) -> anyhow::Result<bool> {
     if documents::print::<Control>(&options.documents)? {
         return Ok(true);
     }
-    let config = options.config.as_deref().map(Path::as_os_str);
-    let mut settings = Settings::load(|name| match config {
-        Some(path) if name == settings::CONFIG => Some(path.to_owned()),
-        _ => std::env::var_os(name),
-    })?;
+    if let Some(Order::Doctor(asked)) = &options.command {
+        let report = doctor::examine(load(options), asked);
+        io::stdout().write_all(report.print(options.format).as_bytes())?;
+        return Ok(!report.has_error());
+    }
+    let mut settings = load(options)?;
     if !(options.daemon || options.foreground) {
         settings = settings.at_daemon();
     }
@@ -96,6 +99,23 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         commands_of_standard_input(&settings, options.format)?;
     }
     Ok(true)
+}
+
+/// The settings; under the name of NVIDIA's tool its directories are the defaults.
+fn load(options: &Control) -> Result<Settings, SettingsError> {
+    let config = options.config.as_deref().map(Path::as_os_str);
+    let environment = |name: &str| std::env::var_os(name);
+    let lookup = |name: &str| match config {
+        Some(path) if name == settings::CONFIG => Some(path.to_owned()),
+        _ => environment(name),
+    };
+    if !nvidia_names::is_called(std::env::args_os().next().as_deref()) {
+        return Settings::load(lookup);
+    }
+    let is_root = nix::unistd::geteuid().is_root();
+    Settings::load_or(lookup, |name| {
+        nvidia_names::default_of(name, environment, is_root)
+    })
 }
 
 /// Executes a command given as arguments; `false`: it failed.

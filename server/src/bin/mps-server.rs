@@ -9,7 +9,7 @@ use mpsshim_control::logging::{self, Sink};
 use mpsshim_control::panics;
 use mpsshim_control::settings::Settings;
 use mpsshim_server::driver_locks;
-use mpsshim_server::engine::{OpenDriver, list_devices};
+use mpsshim_server::engine::{OpenDriver, describe_driver, list_devices};
 use mpsshim_server::hosting::{Hosting, HostingConfig};
 use mpsshim_server::keeper::{self, Keeper};
 use mpsshim_server::serve::{End, serve};
@@ -59,6 +59,12 @@ fn main() -> ExitCode {
 
 /// Prints requested information instead of serving; `false`: none was requested.
 fn describe(options: &Server) -> anyhow::Result<bool> {
+    if options.describe_driver {
+        let settings = Settings::from_env()?;
+        let driver = describe_driver(settings.cuda_library.as_deref())?;
+        println!("{}", serde_json::to_string(&driver)?);
+        return Ok(true);
+    }
     if !options.list_devices {
         return Ok(documents::print::<Server>(&options.documents)?);
     }

@@ -182,7 +182,7 @@ pub static PACKAGES: LazyLock<Packages> = LazyLock::new(|| {
     };
     Packages {
         archive: made(".tar.gz"),
-        debian: made(".deb"),
+        debian: made("_amd64.deb"),
         built: target().join("x86_64-unknown-linux-gnu/release"),
     }
 });

@@ -64,6 +64,7 @@ functions! {
     device_get_count = "cuDeviceGetCount" (count: &mut c_int);
     device_get = "cuDeviceGet" (device: &mut CUdevice, ordinal: c_int);
     device_get_name = "cuDeviceGetName" (name: *mut c_char, len: c_int, device: CUdevice);
+    driver_get_version = "cuDriverGetVersion" (version: &mut c_int);
     device_get_attribute = "cuDeviceGetAttribute" (value: &mut c_int, attribute: u32, device: CUdevice);
     device_total_mem = "cuDeviceTotalMem_v2" (bytes: &mut usize, device: CUdevice);
     device_get_uuid = "cuDeviceGetUuid_v2" (uuid: &mut CUuuid, device: CUdevice);

@@ -6,6 +6,7 @@ use crate::engine::gpu::host::HostArena;
 use anyhow::Context;
 use mpsshim_api::cuda::{CUDA_ERROR_DEVICE_UNAVAILABLE, CUresult};
 use mpsshim_model::device::{ComputeMode, DeviceInfo};
+use mpsshim_model::driver::DriverInfo;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -114,6 +115,41 @@ impl From<&Device> for DeviceInfo {
 pub fn list_devices(cuda_library: Option<&Path>) -> anyhow::Result<Vec<DeviceInfo>> {
     let (_, devices) = open(cuda_library)?;
     Ok(devices.iter().map(DeviceInfo::from).collect())
+}
+
+/// The driver that a server here would use, and its devices.
+///
+/// # Errors
+/// As of [`list_devices`].
+pub fn describe_driver(cuda_library: Option<&Path>) -> anyhow::Result<DriverInfo> {
+    let (driver, devices) = open(cuda_library)?;
+    let mut version = 0;
+    driver
+        .driver_get_version(&mut version)
+        .context("cuDriverGetVersion")?;
+    Ok(DriverInfo {
+        path: file_of(driver.path()),
+        version,
+        devices: devices.iter().map(DeviceInfo::from).collect(),
+    })
+}
+
+/// The file of a library that the loader found by its name.
+fn file_of(name: &str) -> String {
+    if name.contains('/') {
+        return name.to_owned();
+    }
+    // Without /proc the name remains.
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let stem = name.split(".so").next().unwrap_or(name);
+    let paths = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]));
+    let is_it = |path: &&str| {
+        let file = path.rsplit('/').next();
+        file.is_some_and(|file| file.starts_with(&format!("{stem}.so")))
+    };
+    paths.into_iter().find(is_it).unwrap_or(name).to_owned()
 }
 
 fn open(cuda_library: Option<&Path>) -> anyhow::Result<(Driver, Devices)> {

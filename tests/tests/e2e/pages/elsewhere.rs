@@ -323,6 +323,11 @@ pub const ELSEWHERE: &[Row] = &[
         "mpirun -x LD_PRELOAD",
         Text("an option; docs/mpi.md has whole commands"),
     ),
+    (
+        "docs/troubleshooting.md",
+        "mps-control doctor -p PID",
+        As("mps-control doctor -p CLIENT_PID"),
+    ),
     ("docs/troubleshooting.md", "mps-control top", TOP),
     (
         "examples/README.md",
