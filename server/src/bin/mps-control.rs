@@ -56,6 +56,10 @@ fn run(options: &Control) -> anyhow::Result<bool> {
     if documents::print::<Control>(&options.documents)? {
         return Ok(true);
     }
+    // The daemon process inherits the environment of the process that has started it, which has warned.
+    if !options.detached {
+        settings::warn_of_environment("mps-control");
+    }
     let config = options.config.as_deref().map(Path::as_os_str);
     let mut settings = Settings::load(|name| match config {
         Some(path) if name == settings::CONFIG => Some(path.to_owned()),

@@ -13,6 +13,7 @@ mod direct_memory;
 mod direct_server;
 mod directories;
 mod documents;
+mod environment;
 mod formats;
 mod heap;
 mod limits;
