@@ -188,7 +188,7 @@ pub struct Run {
     /// Library to preload
     #[arg(long, value_name = "PATH")]
     pub shim: Option<PathBuf>,
-    /// Print errors only: neither warnings about the environment nor that a daemon was started
+    /// Print errors only: no warnings about the environment, not that a daemon was started, and do not set MPSSHIM_NOTICES
     #[arg(short = 'q', long)]
     pub quiet: bool,
     /// Print the variables that a program needs instead of running one: for a shell, whose programs then share the GPU

@@ -9,6 +9,7 @@ mod quarantine;
 mod server;
 mod standby;
 mod traces;
+mod waits;
 
 use super::defaults::Defaults;
 use super::greeting;
@@ -23,6 +24,7 @@ use crate::seqpacket;
 use mpsshim_api::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
+use mpsshim_proto::handshake::{MAGIC_REFUSAL, WAIT_NOTICE};
 use quarantine::{Coming, MOST_APART};
 pub use server::{Client, Server, State};
 use standby::{Predecessor, Restart};
@@ -62,6 +64,8 @@ impl Failures {
 
 struct Waiting {
     number: u64,
+    /// When the client is told the reason; `None`: it has been, or wants none.
+    notice_at: Option<Instant>,
     client: Arrival,
     /// The user or users that its server must serve.
     owner: Owner,
@@ -197,8 +201,10 @@ impl Servers {
             );
         }
         let is_identified = reading.is_none();
+        let wants_notice = client.hello.notices == 1;
         self.waiting.push(Waiting {
             number,
+            notice_at: wants_notice.then(|| Instant::now() + WAIT_NOTICE),
             client,
             owner,
             identity: match reading {
@@ -517,6 +523,7 @@ impl Servers {
             .chain(self.standby_deadline())
             .chain(self.orphans_until)
             .chain(self.waiting.iter().filter_map(Waiting::read_until))
+            .chain(self.waiting.iter().filter_map(|waiting| waiting.notice_at))
             .min()
     }
 
@@ -530,6 +537,7 @@ impl Servers {
             server.overdue();
         }
         self.expire_readings(now);
+        self.tell_reasons(now);
         self.expire_restarts(now);
         self.expire_adoptions(now);
         self.start_standbys();
@@ -776,6 +784,9 @@ fn refuse(client: &Arrival, status: CUresult, reason: &str) {
         client.who.uid,
         status.0
     );
+    if client.hello.notices == 1 {
+        waits::tell(client, MAGIC_REFUSAL, reason);
+    }
     // The client may have disconnected.
     let _ = seqpacket::send(
         client.connection.as_fd(),

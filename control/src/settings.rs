@@ -8,8 +8,8 @@ pub mod given;
 pub use given::{ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, Given, PINNED_DEVICE_MEM_LIMIT};
 pub use mpsshim_proto::environment::{
     CONFIG, COPY_THREADS, CUDA_LIBRARY, DISABLE, HOST_MEMORY, LIBRARY, LOG, LOG_DIRECTORY,
-    MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE, NVML_LIBRARY, PIPE_DIRECTORY,
-    QUARANTINE, REQUIRED, SCHEDULING, SERVER, STANDBY, TURNS,
+    MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE, NOTICES, NVML_LIBRARY,
+    PIPE_DIRECTORY, QUARANTINE, REQUIRED, SCHEDULING, SERVER, STANDBY, TURNS,
 };
 
 use crate::defaults::Defaults;
@@ -126,6 +126,13 @@ pub const TABLE: &[Setting] = &[
                   /dev/userfaultfd, root, or the sysctl vm.unprivileged_userfaultfd. signal: by SIGSEGV, which the library \
                   handles; system calls work through the C library's functions. auto: userfaultfd where the kernel allows \
                   it. Read by the program.",
+    },
+    Setting {
+        name: NOTICES,
+        key: None,
+        default: "off; mps-run sets stderr",
+        meaning: "stderr: the library says on standard error why the program is refused, or waits for more than a second \
+                  before it is served. Read by the program.",
     },
     Setting {
         name: SERVER,

@@ -60,6 +60,8 @@ names! {
     SCHEDULING = "MPSSHIM_SCHEDULING";
     /// Whether programs that may have caused a fault are quarantined.
     QUARANTINE = "MPSSHIM_QUARANTINE";
+    /// Where the library reports refusals and long waits.
+    NOTICES = "MPSSHIM_NOTICES";
     /// Whether servers have standbys.
     STANDBY = "MPSSHIM_STANDBY";
     /// Address of the metrics endpoint.
@@ -83,12 +85,13 @@ pub const MOST_COPY_THREADS: usize = 15;
 type Check = fn(&str) -> Result<(), String>;
 
 /// Settings whose invalid values are no errors of the programs that read them.
-const CHECKS: [(&str, Check); 8] = [
+const CHECKS: [(&str, Check); 9] = [
     (ACTIVE_THREAD_PERCENTAGE, percentage),
     (CLIENT_PRIORITY, priority),
     (PINNED_DEVICE_MEM_LIMIT, memory_limits),
     (COPY_THREADS, copy_threads),
     (MANAGED_FAULTS, managed_faults),
+    (NOTICES, notices),
     (DISABLE, flag),
     (REQUIRED, flag),
     (STANDBY, flag),
@@ -189,6 +192,13 @@ fn managed_faults(value: &str) -> Result<(), String> {
     match value {
         "auto" | "userfaultfd" | "signal" => Ok(()),
         _ => Err("is ignored: it is not auto, userfaultfd or signal".to_owned()),
+    }
+}
+
+fn notices(value: &str) -> Result<(), String> {
+    match value {
+        "stderr" | "off" => Ok(()),
+        _ => Err("is ignored: it is not stderr or off".to_owned()),
     }
 }
 

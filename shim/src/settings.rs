@@ -160,6 +160,11 @@ pub fn log() -> Option<String> {
     read(environment::LOG).map(|value| value.to_string_lossy().into_owned())
 }
 
+/// Whether refusals and long waits are reported on standard error, `MPSSHIM_NOTICES`.
+pub fn notices() -> bool {
+    read(environment::NOTICES).is_some_and(|value| value == "stderr")
+}
+
 /// Warnings about unknown names and invalid values in the program's environment.
 pub fn warnings() -> Vec<String> {
     environment::warnings(std::env::vars_os())

@@ -74,6 +74,9 @@ fn prepare(options: &Run) -> anyhow::Result<Command> {
     let mut environment = environment(options, &settings);
     let present = std::env::var_os(PRELOAD);
     environment.set_first(PRELOAD, &shim, present.as_deref());
+    if !options.quiet && std::env::var_os(settings::NOTICES).is_none() {
+        environment.set(settings::NOTICES, "stderr");
+    }
     let mut command = Command::new(program);
     command.args(arguments).envs(environment.iter());
     Ok(command)

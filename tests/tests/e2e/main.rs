@@ -20,6 +20,7 @@ mod limits;
 mod managed;
 mod metrics;
 mod mps_run;
+mod notices;
 mod operator;
 mod operator_limits;
 mod outlive;

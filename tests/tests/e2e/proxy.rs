@@ -51,6 +51,7 @@ fn two_nbody_share_a_server() {
             .env("MPSSHIM_LIBRARY", artifact("libmpsshim.so"))
             .env("MPSSHIM_SERVER", artifact("mps-server"))
             .env("MPSSHIM_CUDA_LIBRARY", mpsshim_tests::artifacts::driver())
+            .arg("--quiet")
             .arg(artifact("nbody"))
             .args(arguments);
         command
