@@ -38,6 +38,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use traces::Trace;
+pub use waits::Wait;
 use zerocopy::IntoBytes;
 
 /// Number of failed starts within [`FAILURE_WINDOW`] after which clients of the user are refused.

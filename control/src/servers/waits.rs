@@ -1,6 +1,6 @@
 //! Reasons why clients wait for a server, for their users.
 
-use super::{Server, Servers, State, Waiting};
+use super::{Server, Servers, Sought, State, Waiting};
 use crate::link::Arrival;
 use crate::logging::limit;
 use crate::seqpacket;
@@ -8,6 +8,19 @@ use mpsshim_proto::handshake::{LONGEST_REASON, MAGIC_WAIT};
 use nix::unistd::{Uid, User};
 use std::os::fd::AsFd;
 use std::time::Instant;
+
+/// A client that waits for a server.
+#[derive(Debug)]
+pub struct Wait {
+    /// Its process.
+    pub pid: i32,
+    /// Its user.
+    pub uid: u32,
+    /// The program as it was called, if known.
+    pub command: Option<String>,
+    /// The reason.
+    pub reason: String,
+}
 
 /// Sends a client a packet with a reason. The client may have disconnected.
 pub(super) fn tell(client: &Arrival, magic: [u8; 4], reason: &str) {
@@ -39,6 +52,19 @@ impl Servers {
             );
             tell(&waiting.client, MAGIC_WAIT, &reason);
         }
+    }
+
+    /// The clients that wait.
+    pub fn waits(&self) -> impl Iterator<Item = Wait> {
+        self.waiting.iter().map(|waiting| Wait {
+            pid: waiting.client.who.pid,
+            uid: waiting.client.who.uid,
+            command: match &waiting.identity {
+                Sought::Reading(..) => None,
+                Sought::Found(identity) => identity.command.clone(),
+            },
+            reason: self.reason(waiting),
+        })
     }
 
     /// The reason why a client waits, and the remedy if there is one.

@@ -78,6 +78,15 @@ fn a_client_behind_another_user_is_told_for_whom_it_waits() {
         let log = place.log("control.log");
         log.contains("waits for a session")
     });
+    let rows = place.ps();
+    let row = rows
+        .iter()
+        .find(|row| row["pid"] == waits.pid().to_string());
+    let row = row.expect("a row");
+    assert_eq!(row["state"], "waiting");
+    assert!(row["waits_for"].contains("serves user"), "{row:?}");
+    let top = place.control(&["top", "--once", "--interval", "0.1"]).out;
+    assert!(top.contains("waiting: server "), "{top}");
     drop(occupies);
     let done = waits.finish(PATIENCE);
     assert_eq!(done.code, 0, "{}", done.err);
