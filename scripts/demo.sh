@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds everything and runs the demo: one copy of the n-body example alone, then two sharing one device, on the GPU
-# when there is one, else on softgpu. Arguments go to the demo; --help lists them. Nothing it starts is left behind.
+# Builds everything and runs the demo: one copy of the n-body example alone, then two sharing one device and two
+# without mpsshim, on the GPU when there is one, else on softgpu; a verdict compares them. Arguments go to the demo; --help lists them. Nothing it starts is left behind.
 # DEMO_PROGRAMS: a folder with programs and libraries that are built already.
 set -eu
 cd "$(dirname "$0")/.."

@@ -6,6 +6,7 @@ pub mod documents;
 
 use crate::commands::{self, Format};
 use crate::doctor;
+use crate::environment::Form;
 use crate::program::Program;
 use crate::settings;
 use crate::spawn::Users;
@@ -190,13 +191,27 @@ pub struct Run {
     /// Library to preload
     #[arg(long, value_name = "PATH")]
     pub shim: Option<PathBuf>,
+    /// Print errors only: no warnings about the environment, not that a daemon was started, and do not set MPSSHIM_NOTICES
+    #[arg(short = 'q', long)]
+    pub quiet: bool,
+    /// Print the variables that a program needs instead of running one: for a shell, whose programs then share the GPU
+    /// (starts a daemon if none listens), for a Dockerfile or as JSON
+    #[arg(
+        long,
+        value_name = "FORM",
+        value_enum,
+        num_args = 0..=1,
+        default_missing_value = "sh",
+        conflicts_with = "program"
+    )]
+    pub print_env: Option<Form>,
     #[command(flatten)]
     #[allow(missing_docs, reason = "documented at its type")]
     pub documents: Documents,
     /// The program and its arguments
     #[arg(
         value_name = "PROGRAM",
-        required_unless_present_any = ["man", "completions"],
+        required_unless_present_any = ["man", "completions", "print_env"],
         trailing_var_arg = true,
         allow_hyphen_values = true
     )]

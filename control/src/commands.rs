@@ -2,6 +2,7 @@
 
 use mpsshim_model::limits::Quantum;
 use mpsshim_model::policy::Scheduling;
+use mpsshim_proto::nearest;
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -308,19 +309,8 @@ pub fn find(name: &str) -> Option<&'static Row> {
 
 /// The command whose name is nearest to a mistyped one, if one is near.
 pub fn nearest(name: &str) -> Option<&'static str> {
-    if name.len() > LONGEST_MISTYPED {
-        return None;
-    }
-    let near = TABLE.iter().filter_map(|row| {
-        let edits = strsim::damerau_levenshtein(name, row.name);
-        // A third of the letters: `quti` is near quit, and `ab` near nothing.
-        (edits * 3 <= name.len()).then_some((edits, row.name))
-    });
-    near.min().map(|(_, name)| name)
+    nearest::of(name, TABLE.iter().map(|row| row.name))
 }
-
-/// Longest name for which the nearest command is sought, bytes.
-const LONGEST_MISTYPED: usize = 64;
 
 /// Option that selects the format of a list.
 pub const FORMAT_OPTION: &str = "--format";

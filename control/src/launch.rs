@@ -120,8 +120,9 @@ pub fn tell_ready() -> io::Result<()> {
     Ok(())
 }
 
-/// Starts a daemon unless one listens. Any number of processes may call this at once; only one daemon starts.
-pub fn ensure_daemon(settings: &Settings) -> Result<(), LaunchError> {
+/// Starts a daemon unless one listens; returns whether this call has started it. Any number of processes may call this
+/// at once; only one daemon starts.
+pub fn ensure_daemon(settings: &Settings) -> Result<bool, LaunchError> {
     let path = &settings.pipe_directory;
     match directory::of_client(path, settings.pipe_directory_is_named, false) {
         Ok(_) => {}
@@ -134,7 +135,7 @@ pub fn ensure_daemon(settings: &Settings) -> Result<(), LaunchError> {
     }
     let listens = || seqpacket::connect(&settings.control_socket()).is_ok();
     if listens() {
-        return Ok(());
+        return Ok(false);
     }
     // By way of `mps-control -d`, so that the daemon is no child of the program that this process becomes.
     let executable = beside_this_executable("mps-control");
@@ -156,9 +157,7 @@ pub fn ensure_daemon(settings: &Settings) -> Result<(), LaunchError> {
         source,
     })?;
     let until = Instant::now() + START_PATIENCE;
-    let said = String::from_utf8_lossy(&result.stderr)
-        .trim_end()
-        .to_owned();
+    let said = without_warnings(&String::from_utf8_lossy(&result.stderr));
     let other_is_starting = said == super::directory::DirectoryError::AlreadyRunning.to_string();
     while !listens() {
         if !result.status.success() && !other_is_starting {
@@ -169,7 +168,35 @@ pub fn ensure_daemon(settings: &Settings) -> Result<(), LaunchError> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    Ok(())
+    Ok(result.status.success())
+}
+
+/// The standard error of mps-control without its warnings about the environment, which the calling program has given.
+fn without_warnings(said: &str) -> String {
+    let is_warning = |line: &&str| {
+        let text = line.split_once(": ").map(|(_, text)| text);
+        text.is_some_and(|text| text.starts_with(settings::WARNING))
+    };
+    let lines: Vec<&str> = said
+        .trim_end()
+        .lines()
+        .filter(|line| !is_warning(line))
+        .collect();
+    lines.join("\n")
+}
+
+/// The command line that ends the daemon of these settings.
+pub fn quit_command(settings: &Settings) -> String {
+    let quit = "mps-control quit";
+    match settings.pipe_directory_is_named {
+        // Commands would look in other directories.
+        true => format!(
+            "{}={} {quit}",
+            settings::PIPE_DIRECTORY,
+            settings.pipe_directory.display()
+        ),
+        false => quit.to_owned(),
+    }
 }
 
 /// Lets this thread and its child processes run on every processor that the system allows: mpirun binds a program to

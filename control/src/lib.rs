@@ -4,7 +4,7 @@
 //! [`commands`]. [`directory`] is its pipe directory, [`files`] opens files there safely, [`greeting`] classifies the
 //! first packet of a connection, [`process`] is a server's process, started here or taken over, [`wire`] is the format
 //! of commands and answers, [`parse`] parses command lines, [`listing`] formats the answers that are lists, [`usage`]
-//! queries servers for their clients' usage, [`devices`] knows the devices. [`launch`] starts a daemon, [`ui`] is the
+//! queries servers for their clients' usage, [`devices`] knows the devices. [`launch`] starts a daemon, [`environment`] is that of programs under the library, [`ui`] is the
 //! client side of a command, [`target`] is the file of a trace, [`prompt`] reads commands from a terminal, [`top`] and
 //! [`metrics`] present the clients' usage.
 //!
@@ -23,6 +23,7 @@ mod devices;
 pub mod directory;
 pub mod doctor;
 pub mod elf;
+pub mod environment;
 pub mod files;
 pub mod greeting;
 pub mod launch;

@@ -7,7 +7,7 @@ pub use quarantine::quarantine;
 pub use users::users;
 
 use super::commands::Format;
-use super::servers::{Client, Server};
+use super::servers::{Client, Server, Wait};
 use super::spawn::Users;
 use super::usage::UsageBySession;
 use crate::library;
@@ -379,11 +379,63 @@ pub fn device_clients(servers: &[&Server]) -> Listing {
     }
 }
 
-/// `ps`: a row for each client of each device; nothing, not even a header, without clients. `only`: a process id of
-/// clients. `usage` is needed for the rows only.
+/// Columns of [`processes`].
+const PROCESS_COLUMNS: &[&str] = &[
+    "pid",
+    "id",
+    "server",
+    "device",
+    "uuid",
+    "namespace",
+    "command",
+    "uid",
+    "user",
+    "active_thread_percentage",
+    "priority",
+    "weight",
+    "memory",
+    "memory_limit",
+    "pinned_host_memory",
+    "mode",
+    "turns",
+    "held_ms",
+    "waited_ms",
+    "not_draining",
+    "launches",
+    "copies",
+    "messages",
+    "queued",
+    "ring_bytes",
+    "gate_ms",
+    "gate_blockers",
+    "device_context",
+    "level",
+    "device_share_percentage",
+    "device_wait_ms",
+    "device_waited_for",
+    "managed_device_memory",
+    "managed_host_memory",
+    "managed_to_host_bytes",
+    "managed_to_host_copies",
+    "managed_to_device_bytes",
+    "managed_to_device_copies",
+    "managed_faults",
+    "managed_wait_ms",
+    "portable",
+    "bound_by",
+    "quarantined",
+    "state",
+    "waits_for",
+    "compute_mode",
+    "moved_out_memory",
+];
+
+/// `ps`: a row for each client of each device, then one for each client that waits for a server; nothing, not even a
+/// header, without clients. `only`: a process id of clients. `usage` is needed for the rows only.
 pub fn processes<'a>(
     servers: impl Iterator<Item = &'a Server>,
     only: Option<i32>,
+    waits: impl Iterator<Item = Wait>,
     usage: &UsageBySession,
 ) -> Listing {
     let mut table = String::new();
@@ -428,12 +480,37 @@ pub fn processes<'a>(
                 row.extend(device_waits(usage));
                 row.extend(managed(usage));
                 row.extend(bonds(usage));
-                row.push(is_apart(server));
+                let moved_out = usage.and_then(|usage| usage.moved_out);
+                let state = match moved_out {
+                    Some(1..) => "suspended",
+                    _ => "connected",
+                };
+                row.extend([is_apart(server), json!(state), Value::Null]);
                 row.push(json!(device.compute_mode.to_string()));
-                row.push(json!(usage.and_then(|usage| usage.moved_out)));
+                row.push(json!(moved_out));
                 rows.push(row);
             }
         }
+    }
+    for wait in waits {
+        let (namespace, program) = (namespace(wait.pid), wait.command.as_deref().unwrap_or("-"));
+        let _ = writeln!(
+            table,
+            "{:<10}{:<10}{:<15}{:<26}{namespace:<15}{program} ({})",
+            wait.pid, "-", "-", "waiting", wait.reason
+        );
+        let known = [
+            ("pid", json!(wait.pid)),
+            ("namespace", json!(namespace.parse::<u64>().ok())),
+            ("command", json!(program)),
+            ("uid", json!(wait.uid)),
+            ("user", user_name(wait.uid)),
+            ("state", json!("waiting")),
+            ("waits_for", json!(wait.reason)),
+        ];
+        let field = |name: &&str| known.iter().find(|(known, _)| known == name);
+        let value = |name| field(name).map_or(Value::Null, |(_, value)| value.clone());
+        rows.push(PROCESS_COLUMNS.iter().map(value).collect());
     }
     if !table.is_empty() {
         let header = format!(
@@ -444,53 +521,7 @@ pub fn processes<'a>(
     }
     Listing {
         table,
-        columns: &[
-            "pid",
-            "id",
-            "server",
-            "device",
-            "uuid",
-            "namespace",
-            "command",
-            "uid",
-            "user",
-            "active_thread_percentage",
-            "priority",
-            "weight",
-            "memory",
-            "memory_limit",
-            "pinned_host_memory",
-            "mode",
-            "turns",
-            "held_ms",
-            "waited_ms",
-            "not_draining",
-            "launches",
-            "copies",
-            "messages",
-            "queued",
-            "ring_bytes",
-            "gate_ms",
-            "gate_blockers",
-            "device_context",
-            "level",
-            "device_share_percentage",
-            "device_wait_ms",
-            "device_waited_for",
-            "managed_device_memory",
-            "managed_host_memory",
-            "managed_to_host_bytes",
-            "managed_to_host_copies",
-            "managed_to_device_bytes",
-            "managed_to_device_copies",
-            "managed_faults",
-            "managed_wait_ms",
-            "portable",
-            "bound_by",
-            "quarantined",
-            "compute_mode",
-            "moved_out_memory",
-        ],
+        columns: PROCESS_COLUMNS,
         rows,
     }
 }

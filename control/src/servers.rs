@@ -10,6 +10,7 @@ mod quarantine;
 mod server;
 mod standby;
 mod traces;
+mod waits;
 
 use super::defaults::Defaults;
 use super::greeting;
@@ -26,6 +27,7 @@ use mpsshim_api::cuda::{
     CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
 use mpsshim_model::device::DeviceInfo;
+use mpsshim_proto::handshake::{MAGIC_REFUSAL, WAIT_NOTICE};
 use quarantine::{Coming, MOST_APART};
 pub use server::{Client, Server, State};
 use standby::{Predecessor, Restart};
@@ -39,6 +41,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 use traces::Trace;
+pub use waits::Wait;
 use zerocopy::IntoBytes;
 
 /// Number of failed starts within [`FAILURE_WINDOW`] after which clients of the user are refused.
@@ -65,6 +68,8 @@ impl Failures {
 
 struct Waiting {
     number: u64,
+    /// When the client is told the reason; `None`: it has been, or wants none.
+    notice_at: Option<Instant>,
     client: Arrival,
     /// The user or users that its server must serve.
     owner: Owner,
@@ -205,8 +210,10 @@ impl Servers {
             );
         }
         let is_identified = reading.is_none();
+        let wants_notice = client.hello.notices == 1;
         self.waiting.push(Waiting {
             number,
+            notice_at: wants_notice.then(|| Instant::now() + WAIT_NOTICE),
             client,
             owner,
             identity: match reading {
@@ -530,6 +537,7 @@ impl Servers {
             .chain(self.standby_deadline())
             .chain(self.orphans_until)
             .chain(self.waiting.iter().filter_map(Waiting::read_until))
+            .chain(self.waiting.iter().filter_map(|waiting| waiting.notice_at))
             .min()
     }
 
@@ -543,6 +551,7 @@ impl Servers {
             server.overdue();
         }
         self.expire_readings(now);
+        self.tell_reasons(now);
         self.expire_restarts(now);
         self.expire_adoptions(now);
         self.start_standbys();
@@ -786,6 +795,9 @@ fn refuse(client: &Arrival, status: CUresult, reason: &str) {
         client.who.uid,
         status.0
     );
+    if client.hello.notices == 1 {
+        waits::tell(client, MAGIC_REFUSAL, reason);
+    }
     // The client may have disconnected.
     let _ = seqpacket::send(
         client.connection.as_fd(),

@@ -6,6 +6,11 @@ pub mod file;
 pub mod given;
 
 pub use given::{ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, Given, PINNED_DEVICE_MEM_LIMIT};
+pub use mpsshim_proto::environment::{
+    CONFIG, COPY_THREADS, CUDA_LIBRARY, DISABLE, HOST_MEMORY, LIBRARY, LOG, LOG_DIRECTORY,
+    MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE, NOTICES, NVML_LIBRARY,
+    PIPE_DIRECTORY, QUARANTINE, REQUIRED, SCHEDULING, SERVER, STANDBY, TURNS,
+};
 
 use crate::defaults::Defaults;
 use crate::quarantine::QuarantinePolicy;
@@ -14,9 +19,10 @@ use clap::ValueEnum;
 use mpsshim_model::host_memory::{HostMemory, NoHostMemory};
 use mpsshim_model::mode::{Modes, NoModes};
 use mpsshim_model::policy::{MarkKind, TurnPolicy};
-use mpsshim_proto::directory;
+use mpsshim_proto::{directory, environment};
 use std::ffi::OsString;
 use std::fmt::Write as _;
+use std::io::{self, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -41,54 +47,6 @@ pub struct Setting {
     /// Description.
     pub meaning: &'static str,
 }
-
-/// The configuration file.
-pub const CONFIG: &str = "MPSSHIM_CONFIG";
-/// Pipe directory of the daemon and its clients.
-pub const PIPE_DIRECTORY: &str = "MPSSHIM_PIPE_DIRECTORY";
-/// Where the logs are.
-pub const LOG_DIRECTORY: &str = "MPSSHIM_LOG_DIRECTORY";
-/// The genuine driver.
-pub const CUDA_LIBRARY: &str = "MPSSHIM_CUDA_LIBRARY";
-/// NVIDIA's management library.
-pub const NVML_LIBRARY: &str = "MPSSHIM_NVML_LIBRARY";
-/// Log filter.
-pub const LOG: &str = "MPSSHIM_LOG";
-/// Pass every call through.
-pub const DISABLE: &str = "MPSSHIM_DISABLE";
-/// Refuse to run programs without a session.
-pub const REQUIRED: &str = "MPSSHIM_REQUIRED";
-/// Threads that help a program copy.
-pub const COPY_THREADS: &str = "MPSSHIM_COPY_THREADS";
-/// How programs learn that their host code uses managed memory.
-pub const MANAGED_FAULTS: &str = "MPSSHIM_MANAGED_FAULTS";
-/// The server's executable.
-pub const SERVER: &str = "MPSSHIM_SERVER";
-/// The shim.
-pub const LIBRARY: &str = "MPSSHIM_LIBRARY";
-/// Maximum number of clients of a server.
-pub const MAX_CLIENTS: &str = "MPSSHIM_MAX_CLIENTS";
-/// How long idle threads of the server poll before they sleep.
-pub const MAX_SPIN: &str = "MPSSHIM_MAX_SPIN_US";
-/// Pinned host memory of the clients of a user.
-pub const HOST_MEMORY: &str = "MPSSHIM_HOST_MEMORY";
-/// How completion markers are signalled.
-pub const MARKS: &str = "MPSSHIM_MARKS";
-
-/// Proxy or direct.
-pub const MODE: &str = "MPSSHIM_MODE";
-/// When clients in direct mode take turns.
-pub const TURNS: &str = "MPSSHIM_TURNS";
-/// In which order the kernels of clients in proxy mode are served.
-pub const SCHEDULING: &str = "MPSSHIM_SCHEDULING";
-/// Whether programs that may have caused a fault are quarantined.
-pub const QUARANTINE: &str = "MPSSHIM_QUARANTINE";
-
-/// Whether servers have standbys.
-pub const STANDBY: &str = "MPSSHIM_STANDBY";
-
-/// Address of the metrics endpoint.
-pub const METRICS: &str = "MPSSHIM_METRICS";
 
 /// Default of [`MAX_CLIENTS`].
 pub const DEFAULT_MAX_CLIENTS: usize = 256;
@@ -168,6 +126,13 @@ pub const TABLE: &[Setting] = &[
                   /dev/userfaultfd, root, or the sysctl vm.unprivileged_userfaultfd. signal: by SIGSEGV, which the library \
                   handles; system calls work through the C library's functions. auto: userfaultfd where the kernel allows \
                   it. Read by the program.",
+    },
+    Setting {
+        name: NOTICES,
+        key: None,
+        default: "off; mps-run sets stderr",
+        meaning: "stderr: the library says on standard error why the program is refused, or waits for more than a second \
+                  before it is served. Read by the program.",
     },
     Setting {
         name: SERVER,
@@ -639,6 +604,18 @@ fn check_socket_length(directory: &Path) -> Result<(), SettingsError> {
     Ok(())
 }
 
+/// Begins the lines on standard error that warn about this process's environment, behind the program's name.
+pub const WARNING: &str = "warning: ";
+
+/// Warns on standard error about unknown names and invalid values in this process's environment. Nothing else depends
+/// on the lines: the settings keep their defaults.
+pub fn warn_of_environment(program: &str) {
+    for warning in environment::warnings(std::env::vars_os()) {
+        // If standard error is closed, the warning is lost.
+        let _ = writeln!(io::stderr(), "{program}: {WARNING}{warning}");
+    }
+}
+
 /// The table as the last part of a `--help` text.
 pub fn help_text() -> String {
     let mut text = String::from("Environment:\n");
@@ -856,6 +833,18 @@ mod tests {
             .expect("row")
             .meaning;
         assert!(said.contains(&format!("At most {longest} bytes")));
+    }
+
+    #[test]
+    fn every_name_is_in_the_table() {
+        let names = TABLE.iter().map(|row| row.name);
+        let mut named: Vec<&str> = names
+            .filter(|name| name.starts_with(environment::PREFIX))
+            .collect();
+        let mut declared = environment::NAMES.to_vec();
+        named.sort_unstable();
+        declared.sort_unstable();
+        assert_eq!(named, declared);
     }
 
     #[test]

@@ -140,6 +140,36 @@ impl Client {
     }
 }
 
+/// A client that waits for a server.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+struct Waiting {
+    pid: i32,
+    user: Option<String>,
+    uid: u32,
+    command: String,
+    waits_for: String,
+}
+
+/// A row of the daemon's list.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Row {
+    Waits(Waiting),
+    Connected(Box<Client>),
+}
+
+/// Clients and clients that wait for a server, of the daemon's list.
+fn read(list: &str) -> serde_json::Result<(Vec<Client>, Vec<Waiting>)> {
+    let (mut clients, mut waiting) = (Vec::new(), Vec::new());
+    for row in serde_json::from_str::<Vec<Row>>(list)? {
+        match row {
+            Row::Waits(client) => waiting.push(client),
+            Row::Connected(client) => clients.push(*client),
+        }
+    }
+    Ok((in_use(clients), waiting))
+}
+
 /// For how long a client has waited for another one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Awaited {
@@ -170,6 +200,7 @@ pub struct Look {
     /// Seconds since the previous sample.
     interval: f64,
     clients: Vec<Client>,
+    waiting: Vec<Waiting>,
     #[serde(skip)]
     at: Option<Instant>,
 }
@@ -179,10 +210,12 @@ impl Look {
     fn take(ui: &mut Ui, before: Option<&Look>) -> anyhow::Result<Look> {
         let answer = ui.command(QUESTION)?;
         anyhow::ensure!(answer.ok, "{}", answer.text.trim_end());
+        let (clients, waiting) = read(&answer.text)?;
         let mut look = Look {
             time: chrono::Local::now().format("%H:%M:%S").to_string(),
             interval: 0.0,
-            clients: in_use(serde_json::from_str(&answer.text)?),
+            clients,
+            waiting,
             at: Some(Instant::now()),
         };
         if let Some(before) = before
@@ -317,6 +350,7 @@ mod tests {
             time: "12:00:00".into(),
             interval: 2.0,
             clients,
+            waiting: Vec::new(),
             at: None,
         }
     }

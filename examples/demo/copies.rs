@@ -55,16 +55,28 @@ impl Drop for Children {
     }
 }
 
+/// How copies get the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// As clients of the daemon's server.
+    Shared,
+    /// Each on the driver itself.
+    Natively,
+}
+
 /// Starts the copies at once and waits for all.
 pub fn run(
     daemon: &Daemon<'_>,
     arguments: &[&str],
-    copies: usize,
+    (copies, manner): (usize, Manner),
     interrupt: &Interrupt,
 ) -> Result<Run> {
     let mut children = Children(Vec::new());
     for _ in 0..copies {
         let mut command = daemon.command("mps-run")?;
+        if manner == Manner::Natively {
+            command.env("MPSSHIM_DISABLE", "1");
+        }
         command.arg(daemon.build().path("nbody")?).args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::piped());
         children
@@ -95,7 +107,9 @@ pub fn run(
         if began.elapsed() > PATIENCE {
             bail!("not done after {} s", PATIENCE.as_secs());
         }
-        if let Some(server) = daemon.server() {
+        if manner == Manner::Shared
+            && let Some(server) = daemon.server()
+        {
             run.server = Some(server);
             // mps-run has become nbody: its process id is the client's.
             let ours = |pid: &i32| children.0.iter().any(|child| child.id() as i32 == *pid);

@@ -52,6 +52,11 @@ impl Driver {
         }
     }
 
+    /// Whether it computes on the CPU.
+    pub fn is_softgpu(&self) -> bool {
+        self.softgpu
+    }
+
     /// Options of nbody that take a few seconds on the device.
     pub fn nbody_arguments(&self) -> [&'static str; 3] {
         if self.softgpu {

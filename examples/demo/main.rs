@@ -1,5 +1,5 @@
-//! One copy of the n-body example alone, then two at once, sharing one device through mpsshim; a small table says
-//! how that went. On the GPU when there is one, else on softgpu.
+//! One copy of the n-body example alone, then two at once, without mpsshim and sharing one device through it; a small
+//! table and a verdict say how that went. On the GPU when there is one, else on softgpu.
 //!
 //! Whatever it starts or makes is gone when it ends, also after an error or Ctrl-C.
 
@@ -15,14 +15,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, bail};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use copies::Run;
+use copies::{Manner, Run};
 use daemon::Daemon;
 use driver::Driver;
 
 const HELP: &str = "\
 usage: demo [--softgpu]
 
-Runs one copy of the n-body example alone and two together, sharing a device through mpsshim, and prints a table.
+Runs one copy of the n-body example alone and two together, sharing a device through mpsshim, and prints a table. Then
+it compares that with two copies without mpsshim.
 
   --softgpu    use softgpu, the CUDA driver for the CPU, even if there is a GPU
   -h, --help   show this text
@@ -132,12 +133,67 @@ fn demo(softgpu: bool) -> Result<()> {
     let daemon = Daemon::start(&build, &driver)?;
     let arguments = driver.nbody_arguments();
     println!("each copy: mps-run nbody {}\n", arguments.join(" "));
-    let alone = copies::run(&daemon, &arguments, 1, &interrupt);
-    let runs = alone.and_then(|one| Ok([one, copies::run(&daemon, &arguments, 2, &interrupt)?]));
-    let runs = runs.inspect_err(|_| eprint!("{}", daemon.log_tail()))?;
+    let run = |copies, manner| copies::run(&daemon, &arguments, (copies, manner), &interrupt);
+    let all = || {
+        let runs = [run(1, Manner::Shared)?, run(2, Manner::Shared)?];
+        Ok::<_, anyhow::Error>((runs, run(2, Manner::Natively)?))
+    };
+    let (runs, native) = all().inspect_err(|_| eprint!("{}", daemon.log_tail()))?;
     daemon.quit()?;
     print!("{}", table(&runs));
+    let totals = Totals {
+        alone: runs[0].total(),
+        native: native.total(),
+        shared: runs[1].total(),
+    };
+    print!("\n{}", verdict(&totals, driver.is_softgpu()));
     Ok(())
+}
+
+/// Work done per second, 10^9 interactions.
+struct Totals {
+    /// By one copy.
+    alone: f64,
+    /// By two copies without mpsshim.
+    native: f64,
+    /// By two copies with it.
+    shared: f64,
+}
+
+/// The totals in words, and their meaning.
+fn verdict(totals: &Totals, softgpu: bool) -> String {
+    let Totals {
+        alone,
+        native,
+        shared,
+    } = totals;
+    let mut text = format!(
+        "verdict: one copy alone does {alone:.3} billion interactions per second, two copies without mpsshim\n\
+         {native:.3} together, two with it {shared:.3}. "
+    );
+    text += &if softgpu {
+        "softgpu computes on the CPU,\n\
+         so these speeds mean nothing; on a GPU they show the gain from sharing.\n"
+            .to_owned()
+    } else {
+        meaning(shared / native)
+    };
+    text
+}
+
+/// The meaning of the ratio of the work done with mpsshim to that without.
+fn meaning(ratio: f64) -> String {
+    let percent = (ratio - 1.0) * 100.0;
+    if percent.abs() < 3.0 {
+        "mpsshim makes no difference here: each copy fills the GPU by itself.\n".to_owned()
+    } else if percent > 0.0 {
+        format!("Sharing through mpsshim, two copies get {percent:.0} % more done.\n")
+    } else {
+        format!(
+            "Sharing through mpsshim, two copies get {:.0} % less done: compare the modes in docs/modes.md.\n",
+            -percent
+        )
+    }
 }
 
 fn table(runs: &[Run; 2]) -> String {
@@ -191,6 +247,33 @@ pub fn tail(path: &Path, lines: usize) -> String {
 mod tests {
     use super::*;
     use copies::Copy;
+
+    #[test]
+    fn the_verdict_compares_and_says_where_speed_means_nothing() {
+        let totals = |shared| Totals {
+            alone: 1.0,
+            native: 2.0,
+            shared,
+        };
+        for (shared, said) in [
+            (3.0, "two copies get 50 % more done"),
+            (1.0, "two copies get 50 % less done"),
+            (2.02, "makes no difference here"),
+        ] {
+            let text = verdict(&totals(shared), false);
+            assert!(text.contains(said), "{text}");
+        }
+        let text = verdict(&totals(3.0), true);
+        for said in [
+            "alone does 1.000",
+            "2.000 together",
+            "with it 3.000",
+            "mean nothing",
+        ] {
+            assert!(text.contains(said), "{text}");
+        }
+        assert!(!text.contains('%'), "{text}");
+    }
 
     #[test]
     fn the_table_has_a_cell_for_everything() {

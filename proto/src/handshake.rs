@@ -8,6 +8,7 @@
 //!
 //! A user interface (`mps-control COMMAND`) sends [`MAGIC_UI`] followed by the command line instead.
 
+use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Environment variable: active-thread percentage, 0 to 100; a client's own, and the daemon's default.
@@ -23,6 +24,16 @@ pub const MAGIC_CLIENT: [u8; 4] = *b"MPSC";
 pub const MAGIC_UI: [u8; 4] = *b"MPSU";
 /// First bytes of a [`Welcome`].
 pub const MAGIC_WELCOME: [u8; 4] = *b"MPSW";
+
+/// First bytes of a packet that precedes the [`Welcome`] of a client that has waited for [`WAIT_NOTICE`]; the reason
+/// follows, UTF-8.
+pub const MAGIC_WAIT: [u8; 4] = *b"MPSD";
+/// First bytes of a packet that precedes a [`Welcome`] by which the daemon refuses a client; the reason follows, UTF-8.
+pub const MAGIC_REFUSAL: [u8; 4] = *b"MPSR";
+/// Longest reason in such a packet, bytes: less than a [`Welcome`].
+pub const LONGEST_REASON: usize = 500;
+/// How long a client waits for a server before the daemon gives it the reason.
+pub const WAIT_NOTICE: Duration = Duration::from_secs(1);
 
 /// Version of the wire format. Raised with any change to messages, ring, segment or handshake.
 pub const PROTOCOL_VERSION: u32 = 5;
@@ -70,8 +81,8 @@ pub struct ClientHello {
     pub visible_len: u32,
     /// 1: the client is to be refused rather than served without its limits (`MPSSHIM_REQUIRED`).
     pub required: u64,
-    /// 0; later fields.
-    pub reserved: [u64; 1],
+    /// 1: the client takes packets with reasons ([`MAGIC_WAIT`], [`MAGIC_REFUSAL`]) before the welcome.
+    pub notices: u64,
     /// `CUDA_VISIBLE_DEVICES`.
     pub visible: [u8; VISIBLE_LEN],
 }
@@ -98,6 +109,7 @@ impl ClientHello {
 }
 
 const _: () = assert!(size_of::<ClientHello>() == 720);
+const _: () = assert!(size_of::<Welcome>() > MAGIC_WAIT.len() + LONGEST_REASON);
 
 /// The server's reply to the hello. `status` is a `CUresult`; when it is not 0 there are no descriptors.
 #[repr(C)]

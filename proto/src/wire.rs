@@ -76,7 +76,7 @@ macro_rules! constants {
 fn shared_memory() -> impl Iterator<Item = String> {
     let layouts = [
         layout!(ClientHello: magic protocol table_hash pid mode active_thread_centipercent priority nvidia_mps visible_listed
-            visible_len required reserved visible),
+            visible_len required notices visible),
         layout!(Welcome: magic protocol status mode session segment_len host_arena host_arena_len device_arena
             device_arena_len server_pid device_count devices multiprocessors memory active_thread_centipercent priority),
         layout!(DescriptorNote: token len),

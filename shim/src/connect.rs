@@ -30,6 +30,7 @@ use parking_lot::Mutex;
 use zerocopy::{FromZeros, IntoBytes};
 
 use crate::loader::genuine;
+use crate::notices::Notices;
 use crate::proxy::calls::launch;
 use crate::proxy::submit::{self, Session};
 use crate::proxy::{context, memory};
@@ -76,6 +77,8 @@ impl Way {
     fn next(self) -> Way {
         let hello = ClientHello {
             mode: DIRECT,
+            // The program runs without a session meanwhile.
+            notices: 0,
             ..self.hello
         };
         Way {
@@ -234,6 +237,8 @@ fn early_or_new() -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
 fn welcomed(way: &Way) -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
     let (patience, pause) = way.tries;
     let began = Instant::now();
+    let directory = way.socket.parent().unwrap_or(&way.socket);
+    let mut notices = Notices::new(directory, way.hello.notices == 1);
     loop {
         let socket = match daemon::open(&way.socket) {
             Ok(Some(socket)) => socket,
@@ -243,7 +248,7 @@ fn welcomed(way: &Way) -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
                 return Err(CUDA_ERROR_MPS_CONNECTION_FAILED);
             }
         };
-        match greet(&socket, &way.hello) {
+        match greet(&socket, &way.hello, &mut notices) {
             Ok(welcomed) => return Ok(Some((socket, welcomed))),
             Err(Unwelcome::ServerEnding(status)) if began.elapsed() < patience => {
                 tracing::info!(%status, "the server is ending; trying again");
@@ -251,6 +256,7 @@ fn welcomed(way: &Way) -> Result<Option<(OwnedFd, Welcomed)>, CUresult> {
             }
             Err(Unwelcome::ServerEnding(status) | Unwelcome::Final(status)) => {
                 tracing::error!(%status, "no session");
+                notices.refused(status);
                 return Err(status);
             }
         }
@@ -306,18 +312,29 @@ fn hello() -> ClientHello {
         },
         priority: settings::client_priority(),
         nvidia_mps: nvidia_mps::listens().into(),
+        notices: settings::notices().into(),
         ..ClientHello::new_zeroed()
     }
     .with_visible(settings::visible_devices().as_deref())
 }
 
 /// Sends the hello and takes the welcome with its descriptors.
-fn greet(socket: &OwnedFd, hello: &ClientHello) -> Result<Welcomed, Unwelcome> {
+fn greet(
+    socket: &OwnedFd,
+    hello: &ClientHello,
+    notices: &mut Notices<'_>,
+) -> Result<Welcomed, Unwelcome> {
     shm::send_packet(socket.as_fd(), hello.as_bytes(), &[])
         .map_err(|error| Unwelcome::of_socket(&error))?;
     let mut welcome = Welcome::new_zeroed();
-    let (len, descriptors) = shm::recv_packet(socket.as_fd(), welcome.as_mut_bytes(), true)
-        .map_err(|error| Unwelcome::of_socket(&error))?;
+    let (len, descriptors) = loop {
+        notices.wait(socket);
+        let (len, descriptors) = shm::recv_packet(socket.as_fd(), welcome.as_mut_bytes(), true)
+            .map_err(|error| Unwelcome::of_socket(&error))?;
+        if !notices.take(&welcome.as_bytes()[..len]) {
+            break (len, descriptors);
+        }
+    };
     if len == 0 {
         return Err(Unwelcome::ServerEnding(CUDA_ERROR_MPS_CONNECTION_FAILED));
     }

@@ -29,6 +29,7 @@ mod ffi;
 mod loader;
 mod log;
 mod mode;
+mod notices;
 mod nvidia_mps;
 mod proxy;
 mod refusal;

@@ -24,6 +24,9 @@ pub fn init() {
         if let Err(error) = start(&setting) {
             eprintln!("mpsshim: MPSSHIM_LOG={setting}: {error}");
         }
+        for warning in settings::warnings() {
+            tracing::warn!("{warning}");
+        }
     });
 }
 

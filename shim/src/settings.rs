@@ -2,6 +2,7 @@
 //! the loader ignores its own variables there.
 
 use mpsshim_proto::direct::{DIRECT, PROXY};
+use mpsshim_proto::environment;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -12,17 +13,17 @@ pub use mpsshim_proto::handshake::{
 
 /// The genuine driver's file, `MPSSHIM_CUDA_LIBRARY`.
 pub fn cuda_library() -> Option<PathBuf> {
-    read("MPSSHIM_CUDA_LIBRARY").map(PathBuf::from)
+    read(environment::CUDA_LIBRARY).map(PathBuf::from)
 }
 
 /// Whether `MPSSHIM_DISABLE` asks to pass every call through: set, and neither empty nor "0".
 pub fn disabled() -> bool {
-    read("MPSSHIM_DISABLE").is_some_and(|value| value != "0")
+    read(environment::DISABLE).is_some_and(|value| value != "0")
 }
 
 /// The folder of the daemon's socket, `MPSSHIM_PIPE_DIRECTORY`.
 pub fn pipe_directory() -> Option<PathBuf> {
-    read("MPSSHIM_PIPE_DIRECTORY").map(PathBuf::from)
+    read(environment::PIPE_DIRECTORY).map(PathBuf::from)
 }
 
 /// Where a session's sockets and the like are, `XDG_RUNTIME_DIR`.
@@ -33,7 +34,7 @@ pub fn runtime_directory() -> Option<OsString> {
 /// Whether the program must not run without a session that has its limits, `MPSSHIM_REQUIRED`: set, and neither empty nor
 /// "0".
 pub fn required() -> bool {
-    read("MPSSHIM_REQUIRED").is_some_and(|value| value != "0")
+    read(environment::REQUIRED).is_some_and(|value| value != "0")
 }
 
 /// The mode that the program asks for, `MPSSHIM_MODE`: as [`mpsshim_proto::handshake::ClientHello::mode`] has it. Where it
@@ -42,7 +43,7 @@ pub fn required() -> bool {
 /// # Errors
 /// The value, if it is no mode.
 pub fn mode() -> Result<u32, String> {
-    let value = read("MPSSHIM_MODE").map(|value| value.to_string_lossy().into_owned());
+    let value = read(environment::MODE).map(|value| value.to_string_lossy().into_owned());
     mode_of(value.as_deref(), injected().is_some())
 }
 
@@ -64,7 +65,7 @@ pub fn injected() -> Option<OsString> {
 
 /// Whether direct mode was chosen for the sake of a tool.
 pub fn is_direct_for_a_tool() -> bool {
-    read("MPSSHIM_MODE").is_none() && injected().is_some()
+    read(environment::MODE).is_none() && injected().is_some()
 }
 
 /// `CUDA_VISIBLE_DEVICES`, also if it is empty: then there are none.
@@ -107,11 +108,9 @@ pub fn nonsense_limit() -> Option<String> {
 
 /// [`ACTIVE_THREAD_PERCENTAGE`] in hundredths of a percent; 0 when not set or no percentage.
 pub fn active_thread_centipercent() -> u32 {
-    let percent = read(ACTIVE_THREAD_PERCENTAGE)
-        .and_then(|value| value.to_str()?.trim().parse::<f64>().ok())
-        .filter(|percent| *percent > 0.0 && *percent <= 100.0);
-    // 33.3 is 3,330, though binary fractions only come near to it; a trace is not nothing.
-    percent.map_or(0, |percent| ((percent * 100.0 + 1e-6) as u32).max(1))
+    let percent = read(ACTIVE_THREAD_PERCENTAGE);
+    let percent = percent.and_then(|value| environment::centipercent(value.to_str()?));
+    percent.unwrap_or(0)
 }
 
 /// [`CLIENT_PRIORITY`]; -1 when not set or no number.
@@ -123,13 +122,9 @@ pub fn client_priority() -> i32 {
 
 /// Threads that help with copies, `MPSSHIM_COPY_THREADS`; `None` when not set or no number up to 15.
 pub fn copy_threads() -> Option<usize> {
-    let value = read("MPSSHIM_COPY_THREADS")?;
+    let value = read(environment::COPY_THREADS)?;
     let threads = value.to_str().and_then(|value| value.trim().parse().ok());
-    let threads = threads.filter(|threads| *threads <= 15);
-    if threads.is_none() {
-        tracing::warn!(?value, "MPSSHIM_COPY_THREADS is not a number from 0 to 15");
-    }
-    threads
+    threads.filter(|threads| *threads <= environment::MOST_COPY_THREADS)
 }
 
 /// How the program learns that the host uses managed memory that is on the device.
@@ -143,20 +138,13 @@ pub enum ManagedFaults {
 
 /// `MPSSHIM_MANAGED_FAULTS`.
 pub fn managed_faults() -> ManagedFaults {
-    let Some(value) = read("MPSSHIM_MANAGED_FAULTS") else {
+    let Some(value) = read(environment::MANAGED_FAULTS) else {
         return ManagedFaults::Auto;
     };
     match value.to_str().map(str::trim) {
-        Some("auto") => ManagedFaults::Auto,
         Some("userfaultfd") => ManagedFaults::Userfaultfd,
         Some("signal") => ManagedFaults::Signal,
-        _ => {
-            tracing::warn!(
-                ?value,
-                "MPSSHIM_MANAGED_FAULTS is not auto, userfaultfd or signal"
-            );
-            ManagedFaults::Auto
-        }
+        _ => ManagedFaults::Auto,
     }
 }
 
@@ -169,7 +157,17 @@ pub fn launch_blocking() -> bool {
 
 /// Log filter and file, `MPSSHIM_LOG`; see [`crate::log`].
 pub fn log() -> Option<String> {
-    read("MPSSHIM_LOG").map(|value| value.to_string_lossy().into_owned())
+    read(environment::LOG).map(|value| value.to_string_lossy().into_owned())
+}
+
+/// Whether refusals and long waits are reported on standard error, `MPSSHIM_NOTICES`.
+pub fn notices() -> bool {
+    read(environment::NOTICES).is_some_and(|value| value == "stderr")
+}
+
+/// Warnings about unknown names and invalid values in the program's environment.
+pub fn warnings() -> Vec<String> {
+    environment::warnings(std::env::vars_os())
 }
 
 /// The loader's `LD_LIBRARY_PATH`.

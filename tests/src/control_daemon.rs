@@ -182,6 +182,8 @@ impl Place {
             .env_remove("LD_PRELOAD")
             .env_remove("MPSSHIM_LOG")
             .env_remove("MPSSHIM_DISABLE")
+            // On a slow machine a server takes longer to start.
+            .env("MPSSHIM_NOTICES", "off")
             // As the genuine driver: where one client's call would keep all others waiting, it does.
             .env("SOFTGPU_DRIVER_LOCKS", "1");
         match self.user {

@@ -434,9 +434,14 @@ impl Daemon {
             .flat_map(Server::clients)
             .find(is_client);
         match (server, client) {
-            (Ok(servers), _) => Ok(listing::processes(servers.into_iter(), None, usage)),
+            (Ok(servers), _) => {
+                // Clients that wait have no server.
+                let waits = self.servers.waits().filter(|_| wanted.is_none());
+                Ok(listing::processes(servers.into_iter(), None, waits, usage))
+            }
             (Err(_), Some(client)) => {
-                Ok(listing::processes(self.servers.iter(), Some(client), usage))
+                let (servers, none) = (self.servers.iter(), std::iter::empty());
+                Ok(listing::processes(servers, Some(client), none, usage))
             }
             (Err(answer), None) => Err(answer),
         }

@@ -296,7 +296,7 @@ impl Servers {
         Some((owner, program.cloned()))
     }
 
-    fn needed_by<'a>(&self, waiting: &'a Waiting) -> Option<&'a Program> {
+    pub(super) fn needed_by<'a>(&self, waiting: &'a Waiting) -> Option<&'a Program> {
         needed(&self.quarantine, &self.running, waiting.program())
     }
 

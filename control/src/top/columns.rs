@@ -1,6 +1,6 @@
 //! The table: its columns, and the summary line above it.
 
-use super::{Client, Look};
+use super::{Client, Look, Waiting};
 
 /// A width in which every column has room.
 pub const WHOLE: usize = 210;
@@ -151,8 +151,22 @@ pub fn table(look: &Look, width: usize) -> Vec<String> {
     let rows = look.clients.iter().map(row);
     std::iter::once(header)
         .chain(rows)
+        .chain(look.waiting.iter().map(wait))
         .map(|line| line.chars().take(width).collect())
         .collect()
+}
+
+/// The line of a client that waits for a server.
+fn wait(client: &Waiting) -> String {
+    let Waiting {
+        pid,
+        user,
+        uid,
+        command,
+        waits_for,
+    } = client;
+    let user = user.clone().unwrap_or_else(|| uid.to_string());
+    format!("{pid:>7} {user:<8} waiting: {waits_for} {command}")
 }
 
 /// Aligns numbers right and names left. Text that is too long is cut, so that the columns stay aligned.
@@ -220,6 +234,7 @@ mod tests {
                 time: "12:00:00".into(),
                 interval: 1.0,
                 clients: vec![client],
+                waiting: Vec::new(),
                 at: None,
             };
             let rows = table(&look, WHOLE);
@@ -314,6 +329,7 @@ mod tests {
                 command: "/opt/bin/train".into(),
                 ..Client::default()
             }],
+            waiting: Vec::new(),
             at: None,
         };
         let whole = table(&look, WHOLE);

@@ -237,6 +237,7 @@ mod tests {
                 time: "12:00:00".into(),
                 interval: 1.0,
                 clients: (1..=clients).map(client).collect(),
+                waiting: Vec::new(),
                 at: None,
             }),
             trouble: None,

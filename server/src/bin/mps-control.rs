@@ -63,6 +63,10 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         io::stdout().write_all(report.print(options.format).as_bytes())?;
         return Ok(!report.has_error());
     }
+    // The daemon process inherits the environment of the process that has started it, which has warned.
+    if !options.detached {
+        settings::warn_of_environment("mps-control");
+    }
     let mut settings = load(options)?;
     if !(options.daemon || options.foreground) {
         settings = settings.at_daemon();

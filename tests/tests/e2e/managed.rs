@@ -99,7 +99,7 @@ fn an_unknown_way_to_learn_of_accesses_is_said_and_not_used() {
         .env("MPSSHIM_LOG", "warn");
     let done = finish(&mut program);
     assert_eq!((done.code, done.out.as_str()), (0, "turns: ok\n"));
-    let said = "MPSSHIM_MANAGED_FAULTS is not auto, userfaultfd or signal";
+    let said = "MPSSHIM_MANAGED_FAULTS=telepathy is ignored: it is not auto";
     assert!(done.err.contains(said), "{}", done.err);
 }
 

@@ -61,7 +61,7 @@ fn the_mode_is_the_program_s() {
 #[test]
 fn a_program_that_cannot_run() {
     let place = Place::new();
-    let result = run(&place, &["/no/such/program"]);
+    let result = run(&place, &["-q", "/no/such/program"]);
     assert_eq!(result.code, 127);
     assert!(
         result

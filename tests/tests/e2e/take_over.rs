@@ -391,7 +391,10 @@ fn finish_without_their_daemon(iterations: &str) -> bool {
     let mps_run = |arguments: &[&str]| {
         let mut command = place.command("mps-run");
         command.env("MPSSHIM_LIBRARY", artifact("libmpsshim.so"));
-        command.arg(artifact("nbody")).args(arguments);
+        command
+            .arg("--quiet")
+            .arg(artifact("nbody"))
+            .args(arguments);
         command
     };
     let option = format!("-i={iterations}");
