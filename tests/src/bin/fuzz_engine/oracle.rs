@@ -181,6 +181,9 @@ fn descriptors() -> Vec<String> {
         .collect()
 }
 
+/// How long after a refusal the loss of the context may be told.
+const LOSS_PATIENCE: Duration = Duration::from_secs(2);
+
 /// Holds the engine and looks at it.
 pub struct Oracle {
     engine: InProcess,
@@ -332,6 +335,7 @@ impl Oracle {
     }
 
     fn take_events(&mut self) -> anyhow::Result<()> {
+        let mut refused = None;
         for event in self.engine.events.try_iter() {
             match event {
                 EngineEvent::Connected(_) => {}
@@ -347,11 +351,7 @@ impl Oracle {
                     self.alive.remove(&client.session);
                 }
                 EngineEvent::Refused(_, status, why) => {
-                    ensure!(
-                        self.lost,
-                        "a client was refused with {status}: {why}; {}",
-                        Progress::text()
-                    );
+                    refused.get_or_insert((status, why));
                 }
                 EngineEvent::Fault { .. } => self.lost = true,
                 EngineEvent::Stuck(why) => {
@@ -359,6 +359,24 @@ impl Oracle {
                 }
             }
         }
+        let Some((status, why)) = refused else {
+            return Ok(());
+        };
+        // Other threads tell of the loss of the context, perhaps later.
+        let until = Instant::now() + LOSS_PATIENCE;
+        while !self.lost {
+            match self.engine.events.recv_deadline(until) {
+                Ok(EngineEvent::Fault { .. }) => self.lost = true,
+                Ok(EngineEvent::Gone(client, _)) => drop(self.alive.remove(&client.session)),
+                Ok(_) => {}
+                Err(_) => break,
+            }
+        }
+        ensure!(
+            self.lost,
+            "a client was refused with {status}: {why}; {}",
+            Progress::text()
+        );
         Ok(())
     }
 
