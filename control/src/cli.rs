@@ -99,7 +99,7 @@ pub enum Order {
     /// Write specifications for container engines (Container Device Interface)
     #[command(subcommand, disable_help_subcommand = true)]
     Cdi(Cdi),
-    /// Check library, server, driver, directories, daemon and limits, and say for each problem what to do
+    /// Check library, server, driver, directories, daemon and limits, and print a remedy for each problem
     Doctor(doctor::Options),
     /// A command of the daemon, or `top`, and its arguments
     #[command(external_subcommand)]

@@ -1,7 +1,7 @@
 //! The commands of the control daemon, each declared once in [`TABLE`]; [`super::parse`] parses them.
 
 use mpsshim_model::limits::Quantum;
-use mpsshim_model::policy::Scheduling;
+use mpsshim_model::policy::{Oversubscription, Scheduling};
 use mpsshim_proto::nearest;
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -247,6 +247,19 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         Kind::Lists,
+        "get_oversubscription",
+        "[UID]",
+        "whether clients in proxy mode may have more device memory together than the device has: the daemon's default and the users' own, or the one that applies to UID",
+    ),
+    row(
+        Kind::Acts,
+        "set_oversubscription",
+        "on|off|none [UID]",
+        "set this for one user's clients, or the default of all users, at once, for running and later servers. on: memory of clients that \
+         do not use it goes to host memory when another one needs room, and busy clients take turns; none UID: removes the user's",
+    ),
+    row(
+        Kind::Lists,
         "get_client_weight",
         "SERVER_PID CLIENT_PID",
         "weight of a running client relative to the others: its share of dispatch, in direct mode of turns",
@@ -485,6 +498,12 @@ pub enum Command {
     Quantum(Whose),
     /// `set_[default_]quantum`
     SetQuantum(Whose, Quantum),
+    /// `get_oversubscription [UID]`
+    Oversubscription(Option<u32>),
+    /// `set_oversubscription on|off`: for users without one of their own.
+    SetOversubscription(Oversubscription),
+    /// `set_oversubscription on|off|none UID`; `None`: the user has none of its own.
+    SetUserOversubscription(u32, Option<Oversubscription>),
     /// `get_scheduling [UID]`
     Scheduling(Option<u32>),
     /// `set_scheduling auto|fifo`: for users without one of their own.

@@ -15,6 +15,8 @@ pub struct Defaults {
     pub by_uuid: Vec<(String, u64)>,
     /// The default scheduling was set, in the settings or by a command: that of servers that are taken over is ignored.
     pub scheduling_is_set: bool,
+    /// Likewise the default oversubscription.
+    pub oversubscription_is_set: bool,
 }
 
 impl Defaults {

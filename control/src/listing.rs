@@ -16,11 +16,11 @@ use mpsshim_model::amount;
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, ManagedUsage, Percentage, Usage};
 use mpsshim_model::mode::Modes;
-use mpsshim_model::policy::{Scheduling, SchedulingPolicy};
+use mpsshim_model::policy::ByUser;
 use nix::unistd::{Uid, User};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::fs;
 
 /// The answer to a command that prints a list.
@@ -667,30 +667,39 @@ pub fn quantum(server: Option<i32>, limits: &Limits) -> Listing {
     }
 }
 
-/// `get_scheduling`: that of users without one of their own, then a row for each user with one; or that in force for one
-/// user.
-pub fn scheduling(policy: &SchedulingPolicy, only: Option<u32>) -> Listing {
+/// `get_scheduling`, `get_oversubscription`: the choice of users without one of their own, then a row for each user with
+/// one; or the one in force for one user. `column`: its name in csv and json.
+pub fn policy<T: Copy + fmt::Display>(
+    column: &'static [&'static str; 3],
+    policy: &ByUser<T>,
+    only: Option<u32>,
+) -> Listing {
     let mut all = match only {
         Some(uid) => vec![(Some(uid), policy.of(uid))],
         None => vec![(None, policy.default)],
     };
     if only.is_none() {
         let users = policy.users.iter();
-        all.extend(users.map(|(uid, scheduling)| (Some(*uid), *scheduling)));
+        all.extend(users.map(|(uid, choice)| (Some(*uid), *choice)));
     }
-    let row = |(uid, scheduling): &(Option<u32>, Scheduling)| {
+    let row = |(uid, choice): &(Option<u32>, T)| {
         let name = uid.map_or(Value::Null, user_name);
-        vec![json!(uid), name, json!(scheduling)]
+        vec![json!(uid), name, json!(choice.to_string())]
     };
     Listing::of_lines(
-        &["uid", "user", "scheduling"],
+        column,
         all.iter().map(row).collect(),
-        all.iter().map(|(uid, scheduling)| match uid {
-            Some(uid) if only.is_none() => format!("{uid} {scheduling}"),
-            _ => scheduling.to_string(),
+        all.iter().map(|(uid, choice)| match uid {
+            Some(uid) if only.is_none() => format!("{uid} {choice}"),
+            _ => choice.to_string(),
         }),
     )
 }
+
+/// Columns of `get_scheduling`.
+pub const SCHEDULING: &[&str; 3] = &["uid", "user", "scheduling"];
+/// Columns of `get_oversubscription`.
+pub const OVERSUBSCRIPTION: &[&str; 3] = &["uid", "user", "oversubscription"];
 
 /// `get_client_weight`: of each session of a process.
 pub fn weights(server: i32, client: i32, weights: &[(u64, u32)]) -> Listing {
@@ -726,6 +735,7 @@ fn program(client: &Client) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use mpsshim_model::policy::{Scheduling, SchedulingPolicy};
 
     #[test]
     fn a_process_is_described() {
@@ -738,11 +748,14 @@ mod tests {
     #[test]
     fn schedulings_are_listed() {
         let mut policy = SchedulingPolicy::default();
-        assert_eq!(scheduling(&policy, None).print(Format::Table), "auto");
+        assert_eq!(
+            super::policy(SCHEDULING, &policy, None).print(Format::Table),
+            "auto"
+        );
         // No user has this id.
         let uid = 4_000_000_000;
         policy.users.insert(uid, Scheduling::Fifo);
-        let print = |only, format| scheduling(&policy, only).print(format);
+        let print = |only, format| super::policy(SCHEDULING, &policy, only).print(format);
         assert_eq!(print(None, Format::Table), "auto\n4000000000 fifo");
         assert_eq!(print(Some(uid), Format::Table), "fifo");
         assert_eq!(print(Some(uid - 1), Format::Table), "auto");

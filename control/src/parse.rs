@@ -7,7 +7,8 @@ use super::defaults;
 use clap::ValueEnum;
 use mpsshim_model::amount;
 use mpsshim_model::limits::Quantum;
-use mpsshim_model::policy::Scheduling;
+#[cfg(test)]
+use mpsshim_model::policy::{Oversubscription, Scheduling};
 use std::time::Duration;
 
 /// Largest weight of a client.
@@ -272,23 +273,55 @@ impl Arguments<'_> {
         quantum.map_err(|error| self.wrong(format!("\"{text}\": {error}")))
     }
 
-    fn scheduling(&self) -> Result<Command, CommandError> {
+    /// One of two words of `T` or none, and perhaps a user id.
+    fn policy<T: ValueEnum>(
+        &self,
+        words: [&str; 2],
+    ) -> Result<(Option<T>, Option<u32>), CommandError> {
+        let [one, other] = words;
         let (word, uid) = match self.words.as_slice() {
             [word] => (*word, None),
             [word, uid] => (*word, Some(self.user(uid)?)),
-            _ => return Err(self.wrong("auto, fifo or none, and perhaps a user id, expected")),
+            _ => {
+                return Err(self.wrong(format!(
+                    "{one}, {other} or none, and perhaps a user id, expected"
+                )));
+            }
         };
-        let scheduling =
-            match word {
-                "none" => None,
-                word => Some(Scheduling::from_str(word, false).map_err(|_| {
-                    self.wrong(format!("\"{word}\" is not one of auto, fifo, none"))
-                })?),
-            };
-        match (scheduling, uid) {
-            (scheduling, Some(uid)) => Ok(Command::SetUserScheduling(uid, scheduling)),
-            (Some(scheduling), None) => Ok(Command::SetScheduling(scheduling)),
+        let choice = match word {
+            "none" => None,
+            word => Some(T::from_str(word, false).map_err(|_| {
+                self.wrong(format!("\"{word}\" is not one of {one}, {other}, none"))
+            })?),
+        };
+        match (choice, uid) {
             (None, None) => Err(self.wrong("none needs a user id")),
+            both => Ok(both),
+        }
+    }
+
+    fn scheduling(&self) -> Result<Command, CommandError> {
+        Ok(match self.policy(["auto", "fifo"])? {
+            (scheduling, Some(uid)) => Command::SetUserScheduling(uid, scheduling),
+            (scheduling, None) => Command::SetScheduling(scheduling.unwrap_or_default()),
+        })
+    }
+
+    fn oversubscription(&self) -> Result<Command, CommandError> {
+        Ok(match self.policy(["on", "off"])? {
+            (choice, Some(uid)) => Command::SetUserOversubscription(uid, choice),
+            (choice, None) => Command::SetOversubscription(choice.unwrap_or_default()),
+        })
+    }
+
+    /// At most a user id.
+    fn optional_user(&self) -> Result<Option<u32>, CommandError> {
+        match self.words.as_slice() {
+            [] => Ok(None),
+            _ => {
+                let [uid] = self.exactly("one user id")?;
+                Ok(Some(self.user(uid)?))
+            }
         }
     }
 
@@ -410,13 +443,9 @@ impl Arguments<'_> {
                 let [value] = self.exactly("a priority")?;
                 Command::SetPriority(defaults::priority(value).ok_or(CommandError::Priority)?)
             }
-            "get_scheduling" => match self.words.as_slice() {
-                [] => Command::Scheduling(None),
-                _ => {
-                    let [uid] = self.exactly("one user id")?;
-                    Command::Scheduling(Some(self.user(uid)?))
-                }
-            },
+            "get_scheduling" => Command::Scheduling(self.optional_user()?),
+            "get_oversubscription" => Command::Oversubscription(self.optional_user()?),
+            "set_oversubscription" => self.oversubscription()?,
             "set_scheduling" => self.scheduling()?,
             "get_client_weight" => {
                 let (server, client) = self.client(self.exactly(both)?)?;
@@ -664,6 +693,27 @@ mod tests {
     }
 
     #[test]
+    fn oversubscriptions_are_understood() {
+        let set = |line| ok(&format!("set_oversubscription {line}"));
+        assert_eq!(
+            ok("get_oversubscription 7"),
+            Command::Oversubscription(Some(7))
+        );
+        assert_eq!(
+            set("on"),
+            Command::SetOversubscription(Oversubscription::On)
+        );
+        let user = |choice| Command::SetUserOversubscription(7, choice);
+        assert_eq!(set("off 7"), user(Some(Oversubscription::Off)));
+        assert_eq!(set("none 7"), user(None));
+        let error = |line| parse(line, true).expect_err(line).to_string();
+        assert!(error("set_oversubscription none").contains("none needs a user id"));
+        assert!(
+            error("set_oversubscription maybe").contains("\"maybe\" is not one of on, off, none")
+        );
+    }
+
+    #[test]
     fn schedulings_are_understood() {
         assert_eq!(ok("get_scheduling"), Command::Scheduling(None));
         assert_eq!(ok("get_scheduling 7"), Command::Scheduling(Some(7)));
@@ -785,6 +835,7 @@ mod tests {
                 "start FILE|stop" => "stop",
                 text if text.starts_with("list|") => "list",
                 "auto|fifo|none [UID]" => "fifo 1",
+                "on|off|none [UID]" => "on 1",
                 "PID DEVICE"
                 | "UID DEVICE"
                 | "SERVER_PID CLIENT_PID"

@@ -9,7 +9,7 @@ pub use given::{ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, Given, PINNED_DEVICE_
 pub use mpsshim_proto::environment::{
     CONFIG, COPY_THREADS, CUDA_LIBRARY, DISABLE, HOST_MEMORY, LIBRARY, LOG, LOG_DIRECTORY,
     MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE, NOTICES, NVML_LIBRARY,
-    PIPE_DIRECTORY, QUARANTINE, REQUIRED, SCHEDULING, SERVER, STANDBY, TURNS,
+    OVERSUBSCRIPTION, PIPE_DIRECTORY, QUARANTINE, REQUIRED, SCHEDULING, SERVER, STANDBY, TURNS,
 };
 
 use crate::defaults::Defaults;
@@ -205,6 +205,15 @@ pub const TABLE: &[Setting] = &[
                   work, and clients that have had more than their share come last. fifo: in the order of submission, as under \
                   NVIDIA MPS. The default of the daemon, which `set_scheduling` changes, for all clients or those of a \
                   user. Not set: that of the servers that the daemon takes over, or auto. Read by the daemon.",
+    },
+    Setting {
+        name: OVERSUBSCRIPTION,
+        key: Some("oversubscription"),
+        default: "off",
+        meaning: "on: clients in proxy mode may have more device memory together than the device has. Memory of idle clients \
+                  goes to host memory when another client needs room, and comes back before their next call; busy clients that do not fit together take \
+                  turns. The default of the daemon, which `set_oversubscription` changes, for all clients or those of a user. Not \
+                  set: that of the servers that the daemon takes over, or off. Read by the daemon.",
     },
     Setting {
         name: STANDBY,
@@ -421,6 +430,10 @@ impl Settings {
         if let Some(scheduling) = get(SCHEDULING) {
             defaults.limits.scheduling.default = word(scheduling)?;
             defaults.scheduling_is_set = true;
+        }
+        if let Some(oversubscription) = get(OVERSUBSCRIPTION) {
+            defaults.limits.oversubscription.default = word(oversubscription)?;
+            defaults.oversubscription_is_set = true;
         }
         Ok(Settings {
             config: None,

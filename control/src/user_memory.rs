@@ -259,7 +259,7 @@ pub fn set_limit(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsshim_model::policy::{Scheduling, SchedulingPolicy};
+    use mpsshim_model::policy::{MOST_USERS, Scheduling};
 
     fn limits(all: &[(u32, usize, u64)]) -> Limits {
         let mut limits = Limits::default();
@@ -359,7 +359,7 @@ mod tests {
     fn there_are_only_so_many_limits() {
         let most = (0..MOST_LIMITS as u32).map(|uid| (4_000_000_000 + uid, 15, u64::MAX));
         let mut all = limits(&most.collect::<Vec<_>>());
-        let users = (0..SchedulingPolicy::MOST_USERS as u32).map(|uid| 4_000_000_000 + uid);
+        let users = (0..MOST_USERS as u32).map(|uid| 4_000_000_000 + uid);
         all.scheduling.users = users.map(|uid| (uid, Scheduling::Auto)).collect();
         let json = serde_json::to_string(&all).expect("JSON");
         assert!(json.len() < 60_000, "it fits a packet: {}", json.len());

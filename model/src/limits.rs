@@ -3,7 +3,7 @@
 
 use crate::bonds::Bonds;
 use crate::mode::Mode;
-use crate::policy::SchedulingPolicy;
+use crate::policy::{OversubscriptionPolicy, SchedulingPolicy};
 use mpsshim_proto::handshake::ClientHello;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -158,6 +158,10 @@ pub struct Limits {
     /// In which order the kernels of clients in proxy mode are served; a change applies to connected clients, too.
     #[serde(default)]
     pub scheduling: SchedulingPolicy,
+    /// Whether clients in proxy mode may have more device memory together than the device has; a change applies to connected
+    /// clients, too.
+    #[serde(default)]
+    pub oversubscription: OversubscriptionPolicy,
 }
 
 impl Limits {
@@ -165,7 +169,8 @@ impl Limits {
     pub fn of_user(&self, uid: u32) -> Limits {
         let mut limits = self.clone();
         limits.user_memory.retain(|user, _| *user == uid);
-        limits.scheduling.users.retain(|user, _| *user == uid);
+        limits.scheduling = limits.scheduling.of_user(uid);
+        limits.oversubscription = limits.oversubscription.of_user(uid);
         limits
     }
 }
@@ -179,6 +184,7 @@ impl Default for Limits {
             priority: 0,
             quantum: Quantum::DEFAULT,
             scheduling: SchedulingPolicy::default(),
+            oversubscription: OversubscriptionPolicy::default(),
         }
     }
 }

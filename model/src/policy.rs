@@ -49,53 +49,81 @@ impl fmt::Display for Scheduling {
     }
 }
 
-/// The scheduling of all users' clients.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SchedulingPolicy {
-    /// For users without one of their own.
-    #[serde(default)]
-    pub default: Scheduling,
-    /// By user id.
-    #[serde(default)]
-    pub users: BTreeMap<u32, Scheduling>,
+/// Whether clients in proxy mode may have more device memory together than the device has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Oversubscription {
+    /// An allocation for which the device has no room fails, as natively
+    #[default]
+    Off,
+    /// Memory of clients that do not use it goes to host memory and comes back; busy clients take turns
+    On,
 }
 
-impl SchedulingPolicy {
-    /// Maximum number of users with a scheduling of their own: messages between daemon and server must fit in a packet.
-    pub const MOST_USERS: usize = 500;
+impl fmt::Display for Oversubscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Oversubscription::Off => "off",
+            Oversubscription::On => "on",
+        })
+    }
+}
 
-    /// The scheduling in force for a user's clients.
-    pub fn of(&self, uid: u32) -> Scheduling {
+/// A choice for all users, and choices for some.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ByUser<T> {
+    /// For users without one of their own.
+    #[serde(default)]
+    pub default: T,
+    /// By user id.
+    #[serde(default = "BTreeMap::new")]
+    pub users: BTreeMap<u32, T>,
+}
+
+/// The scheduling of all users' clients.
+pub type SchedulingPolicy = ByUser<Scheduling>;
+
+/// Which users' clients may have more device memory than the device has.
+pub type OversubscriptionPolicy = ByUser<Oversubscription>;
+
+/// Maximum number of users with a choice of their own: messages between daemon and server must fit in a packet.
+pub const MOST_USERS: usize = 500;
+
+impl<T: Copy> ByUser<T> {
+    /// The choice in force for a user's clients.
+    pub fn of(&self, uid: u32) -> T {
         self.users.get(&uid).copied().unwrap_or(self.default)
     }
 
-    /// Sets a user's scheduling; `None`: the user has none of its own any more.
+    /// Sets a user's choice; `None`: the user has none of its own any more.
     ///
     /// # Errors
-    /// [`SchedulingPolicy::MOST_USERS`] is reached; nothing is changed.
-    pub fn set_user(
-        &mut self,
-        uid: u32,
-        scheduling: Option<Scheduling>,
-    ) -> Result<(), TooManyUsers> {
-        let Some(scheduling) = scheduling else {
+    /// [`MOST_USERS`] is reached; nothing is changed.
+    pub fn set_user(&mut self, uid: u32, choice: Option<T>) -> Result<(), TooManyUsers> {
+        let Some(choice) = choice else {
             self.users.remove(&uid);
             return Ok(());
         };
-        if self.users.len() >= SchedulingPolicy::MOST_USERS && !self.users.contains_key(&uid) {
+        if self.users.len() >= MOST_USERS && !self.users.contains_key(&uid) {
             return Err(TooManyUsers);
         }
-        self.users.insert(uid, scheduling);
+        self.users.insert(uid, choice);
         Ok(())
+    }
+
+    /// The part of this user, with the default.
+    pub fn of_user(&self, uid: u32) -> ByUser<T> {
+        let own = self.users.get(&uid).map(|choice| (uid, *choice));
+        ByUser {
+            default: self.default,
+            users: own.into_iter().collect(),
+        }
     }
 }
 
-/// Too many users have a scheduling of their own.
+/// Too many users have a choice of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{} users have a scheduling of their own already",
-    SchedulingPolicy::MOST_USERS
-)]
+#[error("{MOST_USERS} users have one of their own already")]
 pub struct TooManyUsers;
 
 /// Maximum number of kernels in a launch batch: longer batches gain little, and the GPU waits for the first kernel of
@@ -125,7 +153,7 @@ mod tests {
     #[test]
     fn there_are_only_so_many_users() {
         let mut policy = SchedulingPolicy::default();
-        for uid in 0..SchedulingPolicy::MOST_USERS as u32 {
+        for uid in 0..MOST_USERS as u32 {
             assert_eq!(policy.set_user(uid, Some(Scheduling::Fifo)), Ok(()));
         }
         let one_more = policy.set_user(1000, Some(Scheduling::Fifo));

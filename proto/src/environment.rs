@@ -57,6 +57,7 @@ names! {
     /// When clients in direct mode take turns.
     TURNS = "MPSSHIM_TURNS";
     /// In which order the kernels of clients in proxy mode are served.
+    OVERSUBSCRIPTION = "MPSSHIM_OVERSUBSCRIPTION";
     SCHEDULING = "MPSSHIM_SCHEDULING";
     /// Whether programs that may have caused a fault are quarantined.
     QUARANTINE = "MPSSHIM_QUARANTINE";
@@ -125,7 +126,7 @@ fn warning(name: &str, value: &str) -> Option<String> {
     Some(printable(&format!("{name} is not a setting{near}")))
 }
 
-/// The setting that an unknown name stands for: the nearest one, or the shortest one that continues it.
+/// The setting nearest to an unknown name, or the shortest setting that begins with it.
 fn nearest_name(name: &str) -> Option<&'static str> {
     let rest = name.strip_prefix(PREFIX)?;
     let rests = || {

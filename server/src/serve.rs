@@ -20,7 +20,7 @@ use mpsshim_control::trace::Totals;
 use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent, Suspect};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, Quantum, Usage};
-use mpsshim_model::policy::SchedulingPolicy;
+use mpsshim_model::policy::{OversubscriptionPolicy, SchedulingPolicy};
 use mpsshim_proto::handshake::ClientHello;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -280,6 +280,7 @@ impl<H: Host> Serving<H> {
             priority,
             quantum,
             scheduling,
+            oversubscription,
         } = &self.limits;
         tracing::info!("Active Threads Percentage set to {threads}");
         for (device, bytes) in memory {
@@ -306,13 +307,23 @@ impl<H: Host> Serving<H> {
         for (uid, scheduling) in &scheduling.users {
             tracing::info!("Scheduling of user {uid} set to {scheduling}");
         }
+        if *oversubscription != OversubscriptionPolicy::default() {
+            tracing::info!("Oversubscription set to {}", oversubscription.default);
+        }
+        for (uid, oversubscription) in &oversubscription.users {
+            tracing::info!("Oversubscription of user {uid} set to {oversubscription}");
+        }
     }
 
-    /// Logs that the scheduling is the default again.
-    fn announce_default_scheduling(&self, before: &Limits) {
+    /// Logs that the policies are the defaults again.
+    fn announce_default_policies(&self, before: &Limits) {
         let default = SchedulingPolicy::default();
         if self.limits.scheduling == default && before.scheduling != default {
             tracing::info!("Scheduling set to {}", default.default);
+        }
+        let default = OversubscriptionPolicy::default();
+        if self.limits.oversubscription == default && before.oversubscription != default {
+            tracing::info!("Oversubscription set to {}", default.default);
         }
     }
 
@@ -389,7 +400,7 @@ impl<H: Host> Serving<H> {
                         self.host.set_limits(limits.clone());
                         let before = std::mem::replace(&mut self.limits, limits);
                         self.announce_limits();
-                        self.announce_default_scheduling(&before);
+                        self.announce_default_policies(&before);
                     }
                     Some(Order::Weight(session, weight)) => self.host.set_weight(session, weight),
                     // The process's own output on standard error goes to server.log as well.

@@ -327,7 +327,7 @@ impl Daemon {
             }
             Command::Scheduling(uid) => {
                 let policy = &self.servers.default_limits().scheduling;
-                Ok(print(listing::scheduling(policy, *uid)))
+                Ok(print(listing::policy(listing::SCHEDULING, policy, *uid)))
             }
             Command::SetScheduling(scheduling) => {
                 self.servers.set_scheduling(*scheduling);
@@ -335,6 +335,22 @@ impl Daemon {
             }
             Command::SetUserScheduling(uid, scheduling) => {
                 let set = self.servers.set_user_scheduling(*uid, *scheduling);
+                set.map(|()| Answer::done("")).map_err(Answer::failed)
+            }
+            Command::Oversubscription(uid) => {
+                let policy = &self.servers.default_limits().oversubscription;
+                Ok(print(listing::policy(
+                    listing::OVERSUBSCRIPTION,
+                    policy,
+                    *uid,
+                )))
+            }
+            Command::SetOversubscription(choice) => {
+                self.servers.set_oversubscription(*choice);
+                Ok(Answer::done(""))
+            }
+            Command::SetUserOversubscription(uid, choice) => {
+                let set = self.servers.set_user_oversubscription(*uid, *choice);
                 set.map(|()| Answer::done("")).map_err(Answer::failed)
             }
             Command::Weight { server, client } => self.weights(server, *client, usage).map(print),

@@ -5,7 +5,8 @@ use crate::usage::Report;
 use crate::user_memory;
 use mpsshim_model::device::{self, DeviceInfo};
 use mpsshim_model::limits::Limits;
-use mpsshim_model::policy::{Scheduling, SchedulingPolicy};
+use mpsshim_model::policy::{ByUser, Oversubscription, Scheduling};
+use std::fmt;
 
 impl Servers {
     /// Default limits of new servers.
@@ -72,6 +73,29 @@ impl Servers {
         Ok(())
     }
 
+    /// Sets the oversubscription of all users without one of their own, at every server.
+    pub fn set_oversubscription(&mut self, oversubscription: Oversubscription) {
+        self.defaults.limits.oversubscription.default = oversubscription;
+        self.defaults.oversubscription_is_set = true;
+        self.tell_policies();
+    }
+
+    /// Sets the oversubscription of a user's clients, at every server. `None`: the user has none of its own any more.
+    ///
+    /// # Errors
+    /// Too many users have one of their own; nothing is changed then.
+    pub fn set_user_oversubscription(
+        &mut self,
+        uid: u32,
+        oversubscription: Option<Oversubscription>,
+    ) -> Result<(), String> {
+        let policy = &mut self.defaults.limits.oversubscription;
+        let set = policy.set_user(uid, oversubscription);
+        set.map_err(|error| error.to_string())?;
+        self.tell_policies();
+        Ok(())
+    }
+
     /// The limits that a new server of this user gets: for a trusted user those of all users, otherwise only its own
     /// user's.
     pub(super) fn limits_for(&self, uid: u32) -> Limits {
@@ -88,19 +112,21 @@ impl Servers {
             let Limits {
                 user_memory,
                 scheduling,
+                oversubscription,
                 ..
             } = self.limits_for(self.running[index].uid);
             let server = &mut self.running[index];
             let limits = Limits {
                 user_memory,
                 scheduling,
+                oversubscription,
                 ..server.limits.clone()
             };
             if limits != server.limits
                 && let Err(why) = server.order_limits(limits)
             {
                 tracing::warn!(
-                    "{why}: it keeps to the limits of users and the scheduling that it had"
+                    "{why}: it keeps to the limits of users and the policies that it had"
                 );
             }
         }
@@ -124,25 +150,13 @@ impl Servers {
                 }
             }
         }
-        let SchedulingPolicy { default, users } = &limits.scheduling;
-        let mut users = users.clone();
-        if !self.defaults.scheduling_is_set {
-            if self.launcher.trusts(uid) {
-                self.defaults.limits.scheduling.default = *default;
-                self.defaults.scheduling_is_set = true;
-            } else if *default != self.defaults.limits.scheduling.default {
-                // Its report is believed for its own user only.
-                users.entry(uid).or_insert(*default);
-            }
-        }
-        for (uid, scheduling) in &users {
-            let own = &mut self.defaults.limits.scheduling;
-            if !own.users.contains_key(uid)
-                && let Err(why) = own.set_user(*uid, Some(*scheduling))
-            {
-                tracing::warn!("The scheduling of user {uid} is ignored: {why}");
-            }
-        }
+        let trusted = self.launcher.trusts(uid);
+        let own = &mut self.defaults.limits.scheduling;
+        let is_set = &mut self.defaults.scheduling_is_set;
+        adopt_policy((own, is_set), &limits.scheduling, (uid, trusted));
+        let own = &mut self.defaults.limits.oversubscription;
+        let is_set = &mut self.defaults.oversubscription_is_set;
+        adopt_policy((own, is_set), &limits.oversubscription, (uid, trusted));
         self.tell_policies();
     }
 
@@ -237,5 +251,31 @@ impl Server {
             .map_err(|error| format!("Server {pid}: {error}"))?;
         self.limits = limits;
         Ok(())
+    }
+}
+
+/// Adopts a policy of the previous daemon, except where it has been set since. It comes from a server of this user, which
+/// may be trusted.
+fn adopt_policy<T: Copy + PartialEq + fmt::Display>(
+    (own, is_set): (&mut ByUser<T>, &mut bool),
+    before: &ByUser<T>,
+    (uid, trusted): (u32, bool),
+) {
+    let mut users = before.users.clone();
+    if !*is_set {
+        if trusted {
+            own.default = before.default;
+            *is_set = true;
+        } else if before.default != own.default {
+            // Its report is believed for its own user only.
+            users.entry(uid).or_insert(before.default);
+        }
+    }
+    for (uid, choice) in &users {
+        if !own.users.contains_key(uid)
+            && let Err(why) = own.set_user(*uid, Some(*choice))
+        {
+            tracing::warn!("\"{choice}\" of user {uid} is ignored: {why}");
+        }
     }
 }

@@ -11,7 +11,7 @@ use crate::takeover::{Introduction, Unknown, Verdict};
 use crate::user_memory::MOST_LIMITS;
 use mpsshim_model::client::Credentials;
 use mpsshim_model::limits::Limits;
-use mpsshim_model::policy::SchedulingPolicy;
+use mpsshim_model::policy::{ByUser, MOST_USERS};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -127,16 +127,22 @@ fn check(limits: &Limits, of: Option<u32>, devices: Option<usize>) -> Result<(),
     if of_users.map(|user| user.len()).sum::<usize>() > MOST_LIMITS {
         return Err(format!("it reports over {MOST_LIMITS} limits of users"));
     }
-    let scheduling = &limits.scheduling.users;
-    if let Some(uid) = scheduling.keys().find(stranger) {
-        return Err(format!("it reports the scheduling of user {uid}"));
-    }
-    let most = SchedulingPolicy::MOST_USERS;
-    if scheduling.len() > most {
-        return Err(format!("it reports the scheduling of over {most} users"));
-    }
+    check_policy("scheduling", &limits.scheduling, of)?;
+    check_policy("oversubscription", &limits.oversubscription, of)?;
     if limits.priority > 1 {
         return Err(format!("it reports priority {}", limits.priority));
+    }
+    Ok(())
+}
+
+/// Whether a server can have this policy, `of` as above.
+fn check_policy<T>(what: &str, policy: &ByUser<T>, of: Option<u32>) -> Result<(), String> {
+    let stranger = |uid: &&u32| of.is_some_and(|of| of != **uid);
+    if let Some(uid) = policy.users.keys().find(stranger) {
+        return Err(format!("it reports the {what} of user {uid}"));
+    }
+    if policy.users.len() > MOST_USERS {
+        return Err(format!("it reports the {what} of over {MOST_USERS} users"));
     }
     Ok(())
 }
@@ -206,7 +212,7 @@ mod tests {
         assert_eq!(check(&scheduled, Some(8), None), Ok(()));
         assert_eq!(check(&scheduled, None, None), Ok(()));
         refused(&scheduled, Some(7), None, "the scheduling of user 8");
-        let many = (0..=SchedulingPolicy::MOST_USERS as u32).map(|uid| (uid, Scheduling::Fifo));
+        let many = (0..=MOST_USERS as u32).map(|uid| (uid, Scheduling::Fifo));
         scheduled.scheduling.users = many.collect();
         refused(&scheduled, None, None, "the scheduling of over 500 users");
         let low = Limits {

@@ -27,6 +27,7 @@ mod nvidia_names;
 mod operator;
 mod operator_limits;
 mod outlive;
+mod oversubscription;
 mod pages;
 mod pinned;
 mod prompt;

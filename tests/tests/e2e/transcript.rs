@@ -187,6 +187,8 @@ fn every_command_is_in_the_transcript() {
         "set_default_quantum",
         "get_user_device_pinned_mem_limit",
         "set_user_device_pinned_mem_limit",
+        "get_oversubscription",
+        "set_oversubscription",
         "get_scheduling",
         "set_scheduling",
     ];

@@ -12,6 +12,7 @@ use crate::engine::gpu::host::HostBlock;
 use crate::engine::lasting::memory as lasting;
 use crate::engine::lasting::memory::Place;
 use crate::engine::session::Session;
+use crate::engine::threads::room::{self, Making};
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handshake::DescriptorNote;
@@ -57,6 +58,10 @@ impl Session {
             }
             return Err(status.into());
         }
+        if !grant.stays() {
+            let suspension = &self.shared.suspension;
+            suspension.add_movable(grant.device, grant.len);
+        }
         self.describe_memory(&shared.images, &grant);
         Ok(range.as_bytes().to_vec())
     }
@@ -70,6 +75,10 @@ impl Session {
             .remove(&body.start)
             .ok_or(CUDA_ERROR_INVALID_VALUE)?;
         grant.left_by(&self.account);
+        if !grant.stays() {
+            let suspension = &self.shared.suspension;
+            suspension.take_movable(grant.device, grant.len);
+        }
         self.describe_gone::<lasting::Memory>(body.start);
         self.objects.releasing.push(grant);
         let began = Instant::now();
@@ -102,6 +111,14 @@ impl Session {
         if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) && shared.gpu.is_short() {
             shared.images.give_up_residents();
         }
+        if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY))
+            && self.waits_for_room(shared, memory, bytes)
+        {
+            return Err(CallError::Full);
+        }
+        if self.flow.room_at.take().is_some() {
+            shared.has_room(&self.shared);
+        }
         let may_wait = || self.gives_back() && bytes <= self.most(shared, memory);
         if !matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) || !may_wait() {
             self.flow.short_since = None;
@@ -124,6 +141,24 @@ impl Session {
         }
         self.flow.short_since = None;
         Err(CUDA_ERROR_OUT_OF_MEMORY.into())
+    }
+
+    /// Whether other sessions' memory goes to host memory for an allocation, which then waits.
+    fn waits_for_room(&mut self, shared: &Shared, memory: Memory, bytes: u64) -> bool {
+        let Memory::Device(device) = memory else {
+            return false;
+        };
+        if bytes > self.account.left(memory) || bytes > shared.gpu.devices[device].memory {
+            return false;
+        }
+        let free = shared.gpu.devices[device].free_memory(&shared.gpu.driver);
+        let needed = bytes.saturating_sub(free).max(1);
+        if shared.make_room(&self.shared, device, needed) == Making::Nothing {
+            return false;
+        }
+        self.flow.room_at = Some(Instant::now() + room::ASKS);
+        self.say_whether_at_work(&shared.gpu);
+        true
     }
 
     /// Most bytes that the session could have if everything else were freed.
@@ -188,8 +223,10 @@ impl Session {
         }
         let (mut free, mut total) = (0, 0);
         shared.gpu.driver.mem_get_info(&mut free, &mut total)?;
+        // Memory of others that would go to host memory counts as free.
+        let movable = shared.movable_for(&self.shared, device.ordinal);
         let mut info = MemInfo {
-            free: free as u64,
+            free: (free as u64).saturating_add(movable).min(total as u64),
             total: total as u64,
         };
         let memory = Memory::Device(device.ordinal);

@@ -7,6 +7,7 @@ use crate::engine::base::call_error::CallError;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side;
 use crate::engine::calls::virtual_memory::may_be_exported_memory;
+use crate::engine::gpu::devices::Grant;
 use crate::engine::lasting::memory as lasting;
 use crate::engine::objects::files::{Payment, bytes_mapped};
 use crate::engine::session::Session;
@@ -42,13 +43,21 @@ impl Session {
             }
             _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
         };
-        grant.note_stays();
+        self.keep_in_place(grant);
         let range = (body.start, body.len);
         let handle = self
             .objects
             .sharing
             .share(&shared.roster.shares, who, range, grant)?;
         Ok(handle.to_vec())
+    }
+
+    /// Memory that another session or process may use does not move to host memory.
+    fn keep_in_place(&self, grant: &Grant) {
+        if grant.note_stays() && !arena::is_managed(grant.start) {
+            let suspension = &self.shared.suspension;
+            suspension.take_movable(grant.device, grant.len);
+        }
     }
 
     /// Revokes the handle of an allocation that has been freed.
@@ -272,12 +281,11 @@ impl Session {
     pub fn range_handle(&mut self, shared: &Shared, call: Call<'_, RangeHandle>) -> Reply {
         let Call { body, message } = call;
         self.check_device(body.address, body.len)?;
-        for grant in self
-            .objects
-            .grants
-            .range(..body.address.saturating_add(body.len))
-        {
-            grant.1.note_stays();
+        let end = body.address.saturating_add(body.len);
+        for (_, grant) in self.objects.grants.range(..end) {
+            if grant.start + grant.len > body.address {
+                self.keep_in_place(grant);
+            }
         }
         if body.kind != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
             return Err(CUDA_ERROR_INVALID_VALUE.into());

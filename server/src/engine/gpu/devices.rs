@@ -99,9 +99,9 @@ impl Grant {
         !self.handle().is_null()
     }
 
-    /// Notes that another session or process may use it at any time.
-    pub fn note_stays(&self) {
-        self.stays.store(true, Ordering::Release);
+    /// Notes that another session or process may use it at any time. Returns whether that is new.
+    pub fn note_stays(&self) -> bool {
+        !self.stays.swap(true, Ordering::AcqRel)
     }
 
     /// Whether its content cannot be moved to host memory: it has been shared, or it is managed memory, which the host may
@@ -1003,6 +1003,15 @@ impl Device {
         }
         kernel.launch(driver, *probe, scratch, 0)?;
         driver.stream_synchronize(*probe)
+    }
+
+    /// Free memory of the device, bytes (`cuMemGetInfo`); 0 if it cannot be had.
+    pub fn free_memory(&self, driver: &Driver) -> u64 {
+        let (mut free, mut total) = (0, 0);
+        let known = self
+            .make_current(driver)
+            .and_then(|()| driver.mem_get_info(&mut free, &mut total));
+        known.map_or(0, |()| free as u64)
     }
 
     /// Asks the driver whether the context is still sound (`cuStreamQuery` of an idle stream, 0.7 µs).

@@ -60,6 +60,10 @@ impl Lasting for Memory {
             device.adopt(&gpu.driver, &session.account, range, memory)
         };
         let grant = adopt().map_err(failed("its memory", record))?;
+        if !grant.stays() {
+            let suspension = &session.shared.suspension;
+            suspension.add_movable(grant.device, grant.len);
+        }
         let grants = &mut session.objects.grants;
         grants.insert(record.key, Arc::new(grant));
         Ok(())

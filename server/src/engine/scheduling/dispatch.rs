@@ -9,12 +9,13 @@ use crate::engine::base::call::Incoming;
 use crate::engine::base::side::Side;
 use crate::engine::calls::Undone;
 use crate::engine::objects::fairness;
-use crate::engine::objects::held::Order;
+use crate::engine::objects::held::Order as Deferral;
 use crate::engine::objects::trace::session::execute;
 use crate::engine::scheduling::express::Served;
 use crate::engine::scheduling::parking::{self, Parked, Sessions};
 use crate::engine::scheduling::patience::{Next, Patience};
 use crate::engine::session::Session;
+use crate::engine::session::suspension::Order;
 use crate::engine::threads::lanes::Dispatcher;
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::slow::SlowTask;
@@ -257,7 +258,7 @@ fn sleep(
         [
             session.inbox.held.pause(),
             session.snapshot_pause(),
-            session.refill_pause(),
+            session.room_pause(),
         ]
     };
     let pause = sessions.iter().flat_map(|s| pauses(s)).flatten().min();
@@ -379,6 +380,14 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if session.shared.is_to_rest(shared.fate.attempt()) {
         return session.come_to_rest(shared);
     }
+    if session.shared.suspension.is_ordered()
+        && matches!(session.shared.suspension.order(), Some(Order::MakeRoom(..)))
+    {
+        return session.make_way(shared);
+    }
+    if session.waits_for_memory() {
+        return Visit::Idle;
+    }
     if session.shared.standing.goes_to().is_some()
         && let Some(visit) = session.leave(shared)
     {
@@ -486,14 +495,14 @@ fn take_up(
 ) -> Step {
     if session.inbox.held.any() {
         match session.order(message) {
-            Order::Now => {}
-            Order::Taken => {
+            Deferral::Now => {}
+            Deferral::Taken => {
                 session.shared.description.set_deferred(true);
                 session.inbox.consumer.consume(found);
                 return Step::Done;
             }
-            Order::Stays if session.inbox.held.is_full() => return Step::Full,
-            Order::Stays => return Step::Held,
+            Deferral::Stays if session.inbox.held.is_full() => return Step::Full,
+            Deferral::Stays => return Step::Held,
         }
     }
     // The message waits here, because a slow-lane thread must not wait for the end of a quiescent point: the sessions
@@ -554,12 +563,12 @@ fn perform(
         }
         // Its stream may have been deferred just now.
         Err(Undone::Later) if session.inbox.held.any() => match session.order(message) {
-            Order::Taken => {
+            Deferral::Taken => {
                 session.shared.description.set_deferred(true);
                 session.inbox.consumer.consume(found);
                 Step::Done
             }
-            Order::Now | Order::Stays => Step::Full,
+            Deferral::Now | Deferral::Stays => Step::Full,
         },
         Err(Undone::Later) => Step::Full,
         Err(Undone::Alone) => Step::Alone,
@@ -581,6 +590,7 @@ pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
         session.shared.end(status);
     }
     shared.lanes.owners.leave(session.shared.info.session);
+    shared.room.leave(session.shared.info.session);
     // Must precede the removal from the list of sessions, so that its work is counted throughout.
     shared.gpu.calm(session.side).begin_dying();
     if !departs {

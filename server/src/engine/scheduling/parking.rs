@@ -173,7 +173,7 @@ impl Session {
             && !self.prints()
             && !self.flow.has_graph_turn
             && self.snapshot_pause().is_none()
-            && self.flow.refill_at.is_none()
+            && self.flow.room_at.is_none()
             && self.shared.header().sleeping.0.load(Ordering::Relaxed) == 0
             && !self.has_work_in_flight(&shared.gpu)
     }

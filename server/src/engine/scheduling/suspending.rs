@@ -8,12 +8,14 @@
 //! Memory that other sessions or processes may use, managed memory, and memory that is not granted by the server (pools,
 //! mappings of the client's own, arrays, images) stays on the device.
 
+use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side;
 use crate::engine::gpu::devices::Grant;
 use crate::engine::gpu::host::HostBlock;
 use crate::engine::scheduling::dispatch::Visit;
 use crate::engine::session::Session;
 use crate::engine::session::suspension::Order;
+use crate::engine::threads::room::{self, Making};
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_control::panics;
@@ -56,14 +58,14 @@ impl Session {
     pub fn visit_evicted(&mut self) -> Visit {
         let order = self.shared.suspension.order();
         let calls = self.wants_attention();
-        if order == Order::Out && !calls {
-            return Visit::Evict;
+        match order {
+            Some(Order::MakeRoom(..)) => return Visit::Evict,
+            Some(Order::Out) if !calls => return Visit::Evict,
+            Some(Order::Out) => self.shared.suspension.settle(Err(Unmoved::Resumed)),
+            Some(Order::In) | None => {}
         }
-        if order == Order::Out {
-            self.shared.suspension.settle(Err(Unmoved::Resumed));
-        }
-        if !calls && order != Order::In {
-            self.flow.refill_at = None;
+        if !calls && order != Some(Order::In) {
+            self.flow.room_at = None;
             return Visit::Idle;
         }
         match self.waits_for_memory() {
@@ -74,29 +76,60 @@ impl Session {
 
     /// Whether it waits for free device memory before it can execute anything.
     pub fn waits_for_memory(&self) -> bool {
-        let at = self.flow.refill_at;
+        let at = self.flow.room_at;
         at.is_some_and(|at| Instant::now() < at)
     }
 
     /// How long it waits until it asks for device memory again.
-    pub fn refill_pause(&self) -> Option<Duration> {
-        let at = self.flow.refill_at?;
+    pub fn room_pause(&self) -> Option<Duration> {
+        let at = self.flow.room_at?;
         Some(at.saturating_duration_since(Instant::now()))
     }
 
     /// Whether an order to move its device memory to host memory can be carried out now. It has nothing to execute.
     pub fn is_due_for_eviction(&mut self, shared: &Shared) -> bool {
-        if self.shared.suspension.order() == Order::In {
-            // Nothing of it is in host memory.
-            self.settle_suspension();
+        match self.shared.suspension.order() {
+            Some(Order::Out) => !self.refuses_to_move() && self.owes_nothing(shared),
+            Some(Order::In) => {
+                // Nothing of it is in host memory.
+                self.settle_suspension();
+                false
+            }
+            Some(Order::MakeRoom(..)) | None => false,
         }
-        if self.shared.suspension.order() != Order::Out {
-            return false;
+    }
+
+    /// Executes nothing new until its work in flight is done, so that its memory can make room for another session.
+    pub fn make_way(&mut self, shared: &Shared) -> Visit {
+        if self.refuses_to_move() {
+            return Visit::Worked;
         }
-        if !self.objects.graphs.captures.is_empty() {
+        self.stop_printing(&shared.gpu);
+        self.end_graph_turn(&shared.gpu);
+        self.reap_streams(shared);
+        self.finish_releases(shared);
+        if self.owes_nothing(shared) {
+            return Visit::Evict;
+        }
+        // A host function that the work waits for may be waiting for a page of managed memory.
+        match self.serve_express(shared) {
+            Ok(_) => Visit::Full,
+            Err(why) => Visit::Ended(Some(why)),
+        }
+    }
+
+    /// Whether it captures, which an order does not interrupt. The order is settled then.
+    fn refuses_to_move(&self) -> bool {
+        let captures = !self.objects.graphs.captures.is_empty();
+        if captures {
+            self.shared.suspension.resist(Instant::now());
             self.shared.suspension.settle(Err(Unmoved::Captures));
-            return false;
         }
+        captures
+    }
+
+    /// Whether nothing of it is in flight, deferred, or to be freed.
+    fn owes_nothing(&mut self, shared: &Shared) -> bool {
         let owes = self.inbox.held.any()
             || !self.objects.retired.is_empty()
             || !self.objects.releasing.is_empty()
@@ -114,12 +147,13 @@ impl Session {
         }));
     }
 
-    /// The grants whose content may be moved to host memory, and is not there yet.
-    fn grants_to_evict(&self) -> Vec<Arc<Grant>> {
+    /// The grants, of this device or of all, whose content may be moved to host memory, and is not there yet.
+    fn grants_to_evict(&self, device: Option<Ordinal>) -> Vec<Arc<Grant>> {
         let grants = self.objects.grants.values();
         // A session that has opened memory of another one holds a reference to it.
         let may_move = |grant: &&Arc<Grant>| {
-            grant.is_on_device() && !grant.stays() && Arc::strong_count(grant) == 1
+            let is_meant = device.is_none_or(|device| device == grant.device);
+            is_meant && grant.is_on_device() && !grant.stays() && Arc::strong_count(grant) == 1
         };
         let mut found: Vec<_> = grants.filter(may_move).cloned().collect();
         // The largest come first.
@@ -128,8 +162,18 @@ impl Session {
     }
 
     fn evict(&mut self, shared: &Shared) -> Result<Progress, Unmoved> {
-        for grant in self.grants_to_evict() {
-            if self.wants_attention() {
+        let order = self.shared.suspension.order();
+        let device = match order {
+            Some(Order::MakeRoom(device, _)) => Some(device),
+            _ => None,
+        };
+        let grants = self.grants_to_evict(device);
+        if device.is_some() && grants.is_empty() {
+            // There is less than was counted on.
+            self.shared.suspension.resist(Instant::now());
+        }
+        for grant in grants {
+            if device.is_none() && self.wants_attention() {
                 return Err(Unmoved::Resumed);
             }
             if !self.may_work(&shared.gpu) {
@@ -153,11 +197,16 @@ impl Session {
             }
             self.objects.evicted.insert(grant.start, block);
             self.note_evicted();
-            let device = &shared.gpu.devices[grant.device];
-            if let Err(status) = device.evict(&shared.gpu.driver, &grant) {
+            let suspension = &self.shared.suspension;
+            suspension.take_movable(grant.device, grant.len);
+            let of = &shared.gpu.devices[grant.device];
+            if let Err(status) = of.evict(&shared.gpu.driver, &grant) {
                 shared.gpu.note_status(status);
                 let why = format!("its memory cannot be released: {status}");
                 return Err(Unmoved::Failed(why));
+            }
+            if suspension.has_made_room(grant.len) {
+                return Ok(Progress::Done);
             }
         }
         if let Some(keeper) = shared.gpu.keeping.keeper() {
@@ -176,12 +225,29 @@ impl Session {
             let grant = grant.cloned().ok_or(CUDA_ERROR_INVALID_VALUE)?;
             let refilled = self.refill_one(shared, &grant);
             self.say_whether_at_work(&shared.gpu);
-            refilled?;
+            if let Progress::Later = refilled? {
+                return Ok(Progress::Later);
+            }
         }
         Ok(Progress::Done)
     }
 
-    fn refill_one(&mut self, shared: &Shared, grant: &Arc<Grant>) -> Result<(), CUresult> {
+    /// Whether room is being made for all its memory of a device that is in host memory.
+    fn waits_for_its_memory(&mut self, shared: &Shared, device: Ordinal) -> bool {
+        let evicted = self.objects.evicted.keys();
+        let grants = evicted.filter_map(|start| self.objects.grants.get(start));
+        let own = grants.filter(|grant| grant.device == device);
+        let bytes: u64 = own.map(|grant| grant.len).sum();
+        let free = shared.gpu.devices[device].free_memory(&shared.gpu.driver);
+        let needed = bytes.saturating_sub(free).max(1);
+        let makes = shared.make_room(&self.shared, device, needed);
+        if makes == Making::Waits {
+            self.flow.room_at = Some(Instant::now() + room::ASKS);
+        }
+        makes == Making::Waits
+    }
+
+    fn refill_one(&mut self, shared: &Shared, grant: &Arc<Grant>) -> Result<Progress, CUresult> {
         let device = &shared.gpu.devices[grant.device];
         let driver = &shared.gpu.driver;
         if !grant.is_on_device() {
@@ -192,6 +258,11 @@ impl Session {
                 }
                 shared.images.give_up_residents();
                 made = device.refill(driver, grant);
+            }
+            if made == Err(CUDA_ERROR_OUT_OF_MEMORY)
+                && self.waits_for_its_memory(shared, grant.device)
+            {
+                return Ok(Progress::Later);
             }
             made?;
         }
@@ -206,11 +277,13 @@ impl Session {
             return Err(status);
         }
         if let Some(block) = self.objects.evicted.remove(&grant.start) {
+            let suspension = &self.shared.suspension;
+            suspension.add_movable(grant.device, grant.len);
             self.describe_refilled(&shared.images, grant, &block);
             self.spare(block);
         }
         self.note_evicted();
-        Ok(())
+        Ok(Progress::Done)
     }
 
     /// Pinned memory for the content of a grant.
@@ -283,7 +356,10 @@ pub fn evict(shared: &Shared, mut session: Box<Session>) {
     session.enter();
     let before = session.shared.suspension.moved();
     let began = Instant::now();
+    session.shared.suspension.set_moving(true);
     let outcome = session.evict(shared);
+    session.shared.suspension.set_moving(false);
+    shared.room.note_move(began.elapsed());
     let moved = session.shared.suspension.moved() - before;
     let client = session.shared.info.clone();
     if moved > 0 {
@@ -310,6 +386,7 @@ pub fn refill(shared: &Shared, mut session: Box<Session>) {
     let before = session.shared.suspension.moved();
     let began = Instant::now();
     let outcome = session.refill(shared);
+    shared.room.note_move(began.elapsed());
     let moved = before - session.shared.suspension.moved();
     let client = session.shared.info.clone();
     if moved > 0 {
@@ -320,22 +397,23 @@ pub fn refill(shared: &Shared, mut session: Box<Session>) {
     }
     match outcome {
         Ok(Progress::Done) => {
-            session.flow.refill_at = None;
-            if session.shared.suspension.order() == Order::In {
+            session.flow.room_at = None;
+            shared.has_room(&session.shared);
+            if session.shared.suspension.order() == Some(Order::In) {
                 session.settle_suspension();
             }
         }
         Ok(Progress::Later) => {}
         Err(status) => {
             shared.gpu.note_status(status);
-            if session.flow.refill_at.is_none() {
+            if session.flow.room_at.is_none() {
                 tracing::warn!(
                     "Client {client} waits for {} bytes of device memory, which are in host memory: {status}",
                     session.shared.suspension.moved()
                 );
             }
-            session.flow.refill_at = Some(Instant::now() + ASKS);
-            if session.shared.suspension.order() == Order::In {
+            session.flow.room_at = Some(Instant::now() + ASKS);
+            if session.shared.suspension.order() == Some(Order::In) {
                 session.shared.suspension.settle(Err(match status {
                     CUDA_ERROR_OUT_OF_MEMORY => Unmoved::NoRoom,
                     status => Unmoved::Failed(status.to_string()),

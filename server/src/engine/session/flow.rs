@@ -87,7 +87,7 @@ pub struct Flow {
     /// The side whose images it still uses after a move; they are loaded again at its next quiescent point.
     pub images_of: Option<Side>,
     /// When it asks again for device memory that it lacks.
-    pub refill_at: Option<Instant>,
+    pub room_at: Option<Instant>,
     /// Instances of its first images that are already loaded on its new side.
     pub brought: Vec<Arc<Instance>>,
     /// It has unloaded an image whose kernels may have stored addresses.
@@ -127,7 +127,7 @@ impl Flow {
             own: OwnContext::default(),
             moment: None,
             images_of: None,
-            refill_at: None,
+            room_at: None,
             brought: Vec::new(),
             left_images: false,
             offered: None,

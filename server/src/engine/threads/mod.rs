@@ -3,6 +3,7 @@
 pub mod fate;
 pub mod gate;
 pub mod lanes;
+pub mod room;
 pub mod roster;
 pub mod shared;
 pub mod slow;

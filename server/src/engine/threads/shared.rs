@@ -15,6 +15,7 @@ use crate::engine::session::Session;
 use crate::engine::threads::fate::Fate;
 use crate::engine::threads::lanes::Lanes;
 use crate::engine::threads::lanes::{Dispatcher, Snapshots};
+use crate::engine::threads::room::Room;
 use crate::engine::threads::roster::Roster;
 use crate::engine::threads::slow::SlowLane;
 use crate::engine::threads::undertaker::{Buried, Graves};
@@ -56,6 +57,8 @@ pub struct Shared {
     pub images: ImageStore,
     /// The clients.
     pub roster: Roster,
+    /// The sessions that wait for device memory.
+    pub room: Room,
     /// The threads' queues.
     pub lanes: Lanes,
     /// Whether the server is resting or stopping.
@@ -144,6 +147,7 @@ impl Shared {
                 cpus,
                 crowded: AtomicBool::new(false),
             },
+            room: Room::default(),
             lanes: Lanes {
                 dispatchers,
                 slow: SlowLane::new(),

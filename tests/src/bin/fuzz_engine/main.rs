@@ -15,7 +15,7 @@ use client::{Client, Common, Sent};
 use images::Images;
 use message::{Maker, Rules};
 use mpsshim_model::limits::Limits;
-use mpsshim_model::policy::MarkKind;
+use mpsshim_model::policy::{MarkKind, Oversubscription};
 use mpsshim_proto::segment::SEGMENT_LEN;
 use mpsshim_tests::artifacts::driver;
 use mpsshim_tests::in_process::InProcess;
@@ -210,13 +210,16 @@ fn run_case(
         verbose: options.verbose,
     };
     let limited = rng.random_ratio(1, 2);
-    let limits = match limited {
+    let mut limits = match limited {
         true => Limits {
             memory: [(0, LIMIT), (1, LIMIT)].into(),
             ..Limits::default()
         },
         false => Limits::default(),
     };
+    if rng.random_ratio(1, 2) {
+        limits.oversubscription.default = Oversubscription::On;
+    }
     oracle.begin_case(limits, limited.then_some(LIMIT));
     let mut common = Common::default();
     let mut clients = Vec::new();

@@ -35,6 +35,10 @@ impl Session {
         if !gpu.is_tracing() {
             self.tracer = None;
         }
+        let published = self.shared.activity.messages.load(Ordering::Relaxed);
+        if sample.busy || published != self.flow.dispatched {
+            self.shared.suspension.note_active(now);
+        }
         let counts = &mut self.flow.counts;
         if let Some(last) = counts.last {
             let between = now.duration_since(last.at).min(LONGEST);
