@@ -403,7 +403,7 @@ impl Table {
         }
         drop(scene);
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-        let back = engine.await_counts(before, PATIENCE);
+        let back = engine.await_counts(before, 0, PATIENCE);
         assert_eq!(back, Ok(()), "kind, before, now");
     }
 }

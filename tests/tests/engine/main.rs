@@ -43,7 +43,7 @@ fn engine() -> (MutexGuard<'static, InProcess>, Counts) {
     });
     let (engine, idle) = &*ENGINE;
     let engine = engine.lock().unwrap_or_else(PoisonError::into_inner);
-    let counts = match engine.await_counts(idle, CLEARANCE) {
+    let counts = match engine.await_counts(idle, 0, CLEARANCE) {
         Ok(()) => idle.clone(),
         Err(_) => engine.counts(),
     };
@@ -60,6 +60,6 @@ fn session(engine: &InProcess) -> Peer {
 /// Ends a session and waits until everything has come back.
 fn end(engine: &InProcess, peer: Peer, before: &Counts) {
     drop(peer);
-    let back = engine.await_counts(before, PATIENCE);
+    let back = engine.await_counts(before, 0, PATIENCE);
     assert_eq!(back, Ok(()), "kind, before, now");
 }

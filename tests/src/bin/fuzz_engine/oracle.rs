@@ -181,6 +181,9 @@ fn descriptors() -> Vec<String> {
         .collect()
 }
 
+/// Most blocks of pinned memory that the bystander's session keeps for the next time that its device memory moves.
+const BYSTANDER_BLOCKS: u64 = 4;
+
 /// How long after a refusal the loss of the context may be told.
 const LOSS_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -453,7 +456,10 @@ impl Oracle {
         }
         let turn = self.bystander.turn.clone();
         let _turn = turn.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(differs) = self.engine.await_counts(&self.start, self.patience) {
+        if let Err(differs) = self
+            .engine
+            .await_counts(&self.start, BYSTANDER_BLOCKS, self.patience)
+        {
             let text: Vec<String> = differs
                 .iter()
                 .map(|(name, expected, found)| format!("{name}: {expected} before, {found} now"))
