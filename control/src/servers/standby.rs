@@ -1,7 +1,8 @@
 //! Standbys, and the replacement of servers with running clients.
 //!
 //! A standby is a server that has created its context and waits. When its server ends unexpectedly, or hands over its
-//! sessions, the standby continues them, so that clients need not wait for the creation of a context.
+//! sessions, the standby continues them, so that clients need not wait for the creation of a context. Before a hand-over it
+//! loads the images of the sessions ahead.
 
 use super::server::{Server, State};
 use super::{Servers, Start};
@@ -20,6 +21,8 @@ const START_PATIENCE: Duration = Duration::from_secs(60);
 const SHORT_START_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the clients may take to come to rest, if the command does not say.
 const REST_PATIENCE: Duration = Duration::from_secs(10);
+/// How long a restart waits for images that are loaded ahead.
+const AHEAD_PATIENCE: Duration = Duration::from_secs(20);
 /// How long a standby may take to confirm the order to continue sessions. It does nothing else meanwhile.
 const ORDER_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before a standby that has ended is replaced; doubles from one to the next.
@@ -39,6 +42,10 @@ pub struct Restart {
     server: i32,
     rest: Rest,
     force: bool,
+    /// Deadline for the start of the next server.
+    starts_by: Instant,
+    /// Images are loaded ahead, if there are any.
+    ahead: bool,
     /// Deadline of the current step.
     until: Instant,
     step: Step,
@@ -73,6 +80,16 @@ fn bounds(bound: Option<Duration>, now: Instant) -> (Duration, Rest) {
         // The clients must be at rest, but a server that starts at once does not exist.
         Some(Duration::ZERO) => (SHORT_START_PATIENCE, Rest::Within(Duration::ZERO)),
         Some(bound) => (bound.min(START_PATIENCE), Rest::By(now + bound)),
+    }
+}
+
+/// How long the next server, which must have started by `starts_by`, may take to load images ahead from now on. Half of the
+/// time until the clients must be at rest is left to them.
+fn ahead_bound(starts_by: Instant, rest: Rest, now: Instant) -> Duration {
+    let left = starts_by.saturating_duration_since(now).min(AHEAD_PATIENCE);
+    match rest {
+        Rest::Within(_) => left,
+        Rest::By(_) => left.min(rest.left(now) / 2),
     }
 }
 
@@ -120,6 +137,8 @@ impl NextStandby {
 enum Step {
     /// The standby creates its context.
     Prepares,
+    /// The standby loads images ahead.
+    LoadsAhead,
     /// The sessions are being brought to rest.
     Rests,
     /// The server with this process id is continuing them.
@@ -204,15 +223,8 @@ impl Servers {
         if self.restarts.iter().any(|restart| restart.server == pid) {
             return Err(format!("Server {pid} is being restarted"));
         }
-        let (owner, program) = (server.owner(), server.quarantined.clone());
-        let is_exclusive = server.is_exclusive();
         if self.standby_of(pid).is_none() {
-            let start = Start::Standby {
-                of: pid,
-                without_context: is_exclusive,
-            };
-            let standby = self.start(owner, program, start);
-            standby.ok_or("the next server could not be started; control.log says why")?;
+            self.start_next(pid)?;
         }
         let now = Instant::now();
         let (start, rest) = bounds(bound, now);
@@ -220,11 +232,30 @@ impl Servers {
             server: pid,
             rest,
             force,
+            starts_by: now + start,
+            ahead: true,
             until: now + start,
             step: Step::Prepares,
             stay: None,
         });
         self.advance_restarts();
+        Ok(())
+    }
+
+    /// Starts the standby that is to replace a server.
+    ///
+    /// # Errors
+    /// Why that is impossible, in words.
+    fn start_next(&mut self, pid: i32) -> Result<(), String> {
+        let server = self.by_pid(pid);
+        let server = server.ok_or_else(|| format!("Server {pid} has ended"))?;
+        let (owner, program) = (server.owner(), server.quarantined.clone());
+        let start = Start::Standby {
+            of: pid,
+            without_context: server.is_exclusive(),
+        };
+        let standby = self.start(owner, program, start);
+        standby.ok_or("the next server could not be started; control.log says why")?;
         Ok(())
     }
 
@@ -270,22 +301,80 @@ impl Servers {
             } = self.restarts[at];
             let patience = rest.left(Instant::now());
             let next = match &self.restarts[at].step {
+                Step::Prepares if self.restarts[at].ahead => self.load_ahead(at),
                 Step::Prepares => self.ask_to_hand_over(server, patience, force),
+                Step::LoadsAhead => self.look_whether_loaded(at),
                 Step::Rests => self.look_whether_it_stays(server),
                 Step::Adopts(next) => self.look_at_adoption(server, *next, &self.restarts[at].stay),
                 Step::Over(_) => None,
             };
-            if let Some(step) = next {
-                if let Step::Over(Err(why)) = &step {
-                    tracing::warn!("Server {server} is not restarted: {why}");
-                }
-                if matches!(step, Step::Rests) {
-                    self.restarts[at].until = Instant::now() + patience + ANSWER_PATIENCE;
-                }
-                self.restarts[at].step = step;
-            }
+            self.take_step(at, next);
         }
         self.stop_unneeded_standbys();
+    }
+
+    /// Notes the next step of a restart, if there is one.
+    fn take_step(&mut self, at: usize, next: Option<Step>) {
+        let Some(step) = next else {
+            return;
+        };
+        let restart = &mut self.restarts[at];
+        if let Step::Over(Err(why)) = &step {
+            tracing::warn!("Server {} is not restarted: {why}", restart.server);
+        }
+        if matches!(step, Step::Rests) {
+            let now = Instant::now();
+            restart.until = now + restart.rest.left(now) + ANSWER_PATIENCE;
+        }
+        restart.step = step;
+    }
+
+    /// Has the standby of a restart, at this index, load images ahead, once it is ready.
+    fn load_ahead(&mut self, at: usize) -> Option<Step> {
+        let pid = self.restarts[at].server;
+        let standby = self.standby_of(pid).map(|standby| &self.running[standby]);
+        let is_ready = |standby: &Server| standby.stands_by.is_some() && !standby.loaded_ahead;
+        if standby.is_some_and(|standby| standby.stands_by.is_none()) {
+            return None;
+        }
+        self.restarts[at].ahead = false;
+        if !standby.is_some_and(is_ready) || !self.ask_for_images(pid) {
+            return self.end_loading(at);
+        }
+        let restart = &mut self.restarts[at];
+        let now = Instant::now();
+        restart.until = now + ahead_bound(restart.starts_by, restart.rest, now);
+        Some(Step::LoadsAhead)
+    }
+
+    /// Goes on when images are loaded ahead. If the standby has ended meanwhile, another one is started, which loads none.
+    fn look_whether_loaded(&mut self, at: usize) -> Option<Step> {
+        let pid = self.restarts[at].server;
+        let serves = |server: &Server| server.state == State::Active;
+        if !self.by_pid(pid).is_some_and(serves) {
+            return self.end_loading(at);
+        }
+        let Some(standby) = self.standby_of(pid) else {
+            self.restarts[at].until = self.restarts[at].starts_by;
+            return match self.start_next(pid) {
+                Ok(()) => Some(Step::Prepares),
+                Err(why) => Some(Step::Over(Err(why))),
+            };
+        };
+        self.has_loaded_ahead(pid, standby)
+            .then(|| self.end_loading(at))
+            .flatten()
+    }
+
+    /// Orders the hand-over.
+    fn end_loading(&mut self, at: usize) -> Option<Step> {
+        let Restart {
+            server,
+            rest,
+            force,
+            ..
+        } = self.restarts[at];
+        self.ask_to_hand_over(server, rest.left(Instant::now()), force)
     }
 
     /// When [`Servers::expire_restarts`] has something to do next.
@@ -298,6 +387,7 @@ impl Servers {
     /// Gives up on standbys that do not start, servers that do not answer, and servers that take long to restore the
     /// sessions.
     pub(super) fn expire_restarts(&mut self, now: Instant) {
+        let mut late = Vec::new();
         for at in 0..self.restarts.len() {
             let restart = &mut self.restarts[at];
             if restart.until > now {
@@ -306,6 +396,10 @@ impl Servers {
             let server = restart.server;
             let why = match restart.step {
                 Step::Prepares => "the next server does not start".to_owned(),
+                Step::LoadsAhead => {
+                    late.push(at);
+                    continue;
+                }
                 Step::Rests => format!("Server {server} does not answer"),
                 Step::Adopts(next) => format!(
                     "server {next} is still restoring the clients of server {server} after {} s; server.log says how far it is",
@@ -324,6 +418,10 @@ impl Servers {
             if hangs && let Some(server) = self.by_pid_mut(server) {
                 server.kill();
             }
+        }
+        for at in late {
+            let step = self.end_loading(at);
+            self.take_step(at, step);
         }
         self.stop_unneeded_standbys();
     }
@@ -457,7 +555,7 @@ impl Servers {
         let of_server = |restart: &&mut Restart| match restart.step {
             Step::Over(_) => false,
             Step::Adopts(adopting) => adopting == before.pid,
-            Step::Prepares | Step::Rests => restart.server == before.pid,
+            Step::Prepares | Step::LoadsAhead | Step::Rests => restart.server == before.pid,
         };
         if let Some(restart) = self.restarts.iter_mut().find(of_server) {
             restart.step = Step::Adopts(next);
@@ -589,6 +687,22 @@ mod tests {
         now += LONGEST_PAUSE + Duration::from_secs(1);
         next.note_end(now);
         assert!(next.is_due(now + FIRST_PAUSE));
+    }
+
+    #[test]
+    fn images_are_loaded_ahead_within_the_bound_of_a_restart() {
+        let now = Instant::now();
+        let after = |seconds| now + Duration::from_secs(seconds);
+        let bound = |starts_by, rest| ahead_bound(starts_by, rest, now).as_secs();
+        let usual = Rest::Within(REST_PATIENCE);
+        assert_eq!(bound(after(50), usual), AHEAD_PATIENCE.as_secs());
+        assert_eq!(bound(after(7), usual), 7);
+        assert_eq!(bound(now, Rest::Within(Duration::ZERO)), 0);
+        assert_eq!(bound(after(10), Rest::By(after(10))), 5);
+        assert_eq!(
+            bound(after(60), Rest::By(after(3600))),
+            AHEAD_PATIENCE.as_secs()
+        );
     }
 
     #[test]
