@@ -20,9 +20,7 @@ const START_PATIENCE: Duration = Duration::from_secs(60);
 /// The same if the command waits for no client.
 const SHORT_START_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the clients may take to come to rest, if the command does not say.
-const REST_PATIENCE: Duration = Duration::from_secs(10);
-/// How long a restart waits for images that are loaded ahead.
-const AHEAD_PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const REST_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a standby may take to confirm the order to continue sessions. It does nothing else meanwhile.
 const ORDER_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before a standby that has ended is replaced; doubles from one to the next.
@@ -39,15 +37,15 @@ const ADOPTION_PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Restart {
     /// Its process id.
-    server: i32,
-    rest: Rest,
+    pub(super) server: i32,
+    pub(super) rest: Rest,
     force: bool,
     /// Deadline for the start of the next server.
-    starts_by: Instant,
+    pub(super) starts_by: Instant,
     /// Images are loaded ahead, if there are any.
-    ahead: bool,
+    pub(super) ahead: bool,
     /// Deadline of the current step.
-    until: Instant,
+    pub(super) until: Instant,
     step: Step,
     /// The clients that stay with the old server, with reasons.
     stay: Option<String>,
@@ -55,7 +53,7 @@ pub struct Restart {
 
 /// When the clients must be at rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rest {
+pub(super) enum Rest {
     /// This time after the start of the next server.
     Within(Duration),
     /// At this time.
@@ -64,7 +62,7 @@ enum Rest {
 
 impl Rest {
     /// How long they may take from now on.
-    fn left(self, now: Instant) -> Duration {
+    pub(super) fn left(self, now: Instant) -> Duration {
         match self {
             Rest::Within(patience) => patience,
             Rest::By(at) => at.saturating_duration_since(now),
@@ -80,16 +78,6 @@ fn bounds(bound: Option<Duration>, now: Instant) -> (Duration, Rest) {
         // The clients must be at rest, but a server that starts at once does not exist.
         Some(Duration::ZERO) => (SHORT_START_PATIENCE, Rest::Within(Duration::ZERO)),
         Some(bound) => (bound.min(START_PATIENCE), Rest::By(now + bound)),
-    }
-}
-
-/// How long the next server, which must have started by `starts_by`, may take to load images ahead from now on. Half of the
-/// time until the clients must be at rest is left to them.
-fn ahead_bound(starts_by: Instant, rest: Rest, now: Instant) -> Duration {
-    let left = starts_by.saturating_duration_since(now).min(AHEAD_PATIENCE);
-    match rest {
-        Rest::Within(_) => left,
-        Rest::By(_) => left.min(rest.left(now) / 2),
     }
 }
 
@@ -134,7 +122,7 @@ impl NextStandby {
 }
 
 #[derive(Debug)]
-enum Step {
+pub(super) enum Step {
     /// The standby creates its context.
     Prepares,
     /// The standby loads images ahead.
@@ -246,7 +234,7 @@ impl Servers {
     ///
     /// # Errors
     /// Why that is impossible, in words.
-    fn start_next(&mut self, pid: i32) -> Result<(), String> {
+    pub(super) fn start_next(&mut self, pid: i32) -> Result<(), String> {
         let server = self.by_pid(pid);
         let server = server.ok_or_else(|| format!("Server {pid} has ended"))?;
         let (owner, program) = (server.owner(), server.quarantined.clone());
@@ -281,7 +269,7 @@ impl Servers {
         }
     }
 
-    fn standby_of(&self, pid: i32) -> Option<usize> {
+    pub(super) fn standby_of(&self, pid: i32) -> Option<usize> {
         let is_its = |server: &Server| {
             server.standby_of == Some(pid)
                 && server.state != State::Stopping
@@ -329,45 +317,8 @@ impl Servers {
         restart.step = step;
     }
 
-    /// Has the standby of a restart, at this index, load images ahead, once it is ready.
-    fn load_ahead(&mut self, at: usize) -> Option<Step> {
-        let pid = self.restarts[at].server;
-        let standby = self.standby_of(pid).map(|standby| &self.running[standby]);
-        let is_ready = |standby: &Server| standby.stands_by.is_some() && !standby.loaded_ahead;
-        if standby.is_some_and(|standby| standby.stands_by.is_none()) {
-            return None;
-        }
-        self.restarts[at].ahead = false;
-        if !standby.is_some_and(is_ready) || !self.ask_for_images(pid) {
-            return self.end_loading(at);
-        }
-        let restart = &mut self.restarts[at];
-        let now = Instant::now();
-        restart.until = now + ahead_bound(restart.starts_by, restart.rest, now);
-        Some(Step::LoadsAhead)
-    }
-
-    /// Goes on when images are loaded ahead. If the standby has ended meanwhile, another one is started, which loads none.
-    fn look_whether_loaded(&mut self, at: usize) -> Option<Step> {
-        let pid = self.restarts[at].server;
-        let serves = |server: &Server| server.state == State::Active;
-        if !self.by_pid(pid).is_some_and(serves) {
-            return self.end_loading(at);
-        }
-        let Some(standby) = self.standby_of(pid) else {
-            self.restarts[at].until = self.restarts[at].starts_by;
-            return match self.start_next(pid) {
-                Ok(()) => Some(Step::Prepares),
-                Err(why) => Some(Step::Over(Err(why))),
-            };
-        };
-        self.has_loaded_ahead(pid, standby)
-            .then(|| self.end_loading(at))
-            .flatten()
-    }
-
     /// Orders the hand-over.
-    fn end_loading(&mut self, at: usize) -> Option<Step> {
+    pub(super) fn end_loading(&mut self, at: usize) -> Option<Step> {
         let Restart {
             server,
             rest,
@@ -687,22 +638,6 @@ mod tests {
         now += LONGEST_PAUSE + Duration::from_secs(1);
         next.note_end(now);
         assert!(next.is_due(now + FIRST_PAUSE));
-    }
-
-    #[test]
-    fn images_are_loaded_ahead_within_the_bound_of_a_restart() {
-        let now = Instant::now();
-        let after = |seconds| now + Duration::from_secs(seconds);
-        let bound = |starts_by, rest| ahead_bound(starts_by, rest, now).as_secs();
-        let usual = Rest::Within(REST_PATIENCE);
-        assert_eq!(bound(after(50), usual), AHEAD_PATIENCE.as_secs());
-        assert_eq!(bound(after(7), usual), 7);
-        assert_eq!(bound(now, Rest::Within(Duration::ZERO)), 0);
-        assert_eq!(bound(after(10), Rest::By(after(10))), 5);
-        assert_eq!(
-            bound(after(60), Rest::By(after(3600))),
-            AHEAD_PATIENCE.as_secs()
-        );
     }
 
     #[test]
