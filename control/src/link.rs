@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
-pub const LINK_VERSION: u32 = 12;
+pub const LINK_VERSION: u32 = 13;
 /// Longest packet, bytes.
 pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
 
@@ -85,6 +85,10 @@ pub enum ToServer {
     },
     /// Bring the sessions to rest and leave them to the next server; end, unless some stay.
     HandOver(HandOver),
+    /// Report the images of the sessions ([`ToDaemon::Images`]), for the next server.
+    Images,
+    /// Load the images of the sessions ahead that the keeper has whose connection comes with this packet; only for a standby.
+    LoadAhead,
     /// Go on with the sessions of the keeper whose connection comes with this packet.
     Adopt,
     /// Move the device memory of a session.
@@ -190,6 +194,11 @@ pub enum ToDaemon {
         /// Fingerprint of the sessions that it can restore.
         fingerprint: u64,
     },
+    /// The connection to a temporary keeper with the images of the sessions comes with this packet; without it, no images
+    /// can be loaded ahead.
+    Images,
+    /// A standby has loaded images ahead, as far as possible.
+    LoadedAhead,
     /// A standby has received the order to go on with sessions.
     Adopts,
     /// The server does not hand over its sessions, and continues to serve them.
@@ -298,6 +307,10 @@ pub enum Order {
     Usage(u64),
     /// Leave the sessions to the next server.
     HandOver(HandOver),
+    /// Report the images of the sessions.
+    Images,
+    /// Load the images ahead that the keeper behind this connection has.
+    LoadAhead(OwnedFd),
     /// Go on with the sessions of the keeper behind this connection.
     Adopt(OwnedFd),
     /// Move the device memory of a session.
@@ -437,6 +450,16 @@ impl Link {
         self.send(&ToServer::MoveMemory(order), None)
     }
 
+    /// Asks the server for the images of its sessions; [`ToDaemon::Images`] follows.
+    pub fn ask_images(&self) -> Result<(), LinkError> {
+        self.send(&ToServer::Images, None)
+    }
+
+    /// Tells a standby to load the images ahead that a keeper has; [`ToDaemon::LoadedAhead`] follows.
+    pub fn order_images(&self, keeper: BorrowedFd<'_>) -> Result<(), LinkError> {
+        self.send(&ToServer::LoadAhead, Some(keeper))
+    }
+
     /// Tells a standby to continue the sessions of a keeper.
     pub fn order_adoption(&self, keeper: BorrowedFd<'_>) -> Result<(), LinkError> {
         self.send(&ToServer::Adopt, Some(keeper))
@@ -468,6 +491,10 @@ impl Link {
             Some((ToServer::Usage { question }, _)) => Ok(Some(Order::Usage(question))),
             Some((ToServer::HandOver(request), _)) => Ok(Some(Order::HandOver(request))),
             Some((ToServer::MoveMemory(order), _)) => Ok(Some(Order::MoveMemory(order))),
+            Some((ToServer::Images, _)) => Ok(Some(Order::Images)),
+            Some((ToServer::LoadAhead, keeper)) => Ok(Some(Order::LoadAhead(
+                keeper.ok_or(LinkError::Incomplete("the keeper"))?.into(),
+            ))),
             Some((ToServer::Adopt, keeper)) => Ok(Some(Order::Adopt(
                 keeper.ok_or(LinkError::Incomplete("the keeper"))?.into(),
             ))),
@@ -634,6 +661,8 @@ mod tests {
                 }],
             },
             ToDaemon::Stopping,
+            ToDaemon::Images,
+            ToDaemon::LoadedAhead,
             ToDaemon::Adopts,
             ToDaemon::Standby {
                 fingerprint: u64::MAX,

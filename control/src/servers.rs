@@ -3,6 +3,7 @@
 //! At most one user's server serves at a time. [`Servers::advance`] is the policy: it is called after every
 //! event and takes every waiting client as far as possible.
 
+mod ahead;
 mod limits;
 mod moves;
 mod orphans;

@@ -19,6 +19,7 @@ mod threads;
 
 // Public for the fuzz target and tests.
 pub use base::bounds;
+pub use images::ahead::Ahead;
 pub use images::contents::is_whole;
 pub use objects::fairness::LOW_TURN;
 pub use objects::runs;
@@ -70,12 +71,13 @@ pub struct Engine {
 
 impl Engine {
     /// Creates the context of the first device, starts the threads, and restores the sessions known to the keeper.
-    /// Blocks until ready, some hundred milliseconds on a GPU. Later events are sent to `events`.
+    /// Blocks until ready, some hundred milliseconds on a GPU. Later events are sent to `events`. `ahead`: images loaded for
+    /// these sessions.
     ///
     /// # Errors
     /// If the driver refuses.
     pub fn start(
-        opened: OpenDriver,
+        (opened, ahead): (OpenDriver, Ahead),
         config: EngineConfig,
         keeper: Option<Arc<Keeper>>,
         admission: Arc<Admission>,
@@ -101,6 +103,7 @@ impl Engine {
         base::assertions::capture().context("standard error")?;
         let (shared, outlets) =
             Shared::new(gpu, config, admission, events).context("the queues of the threads")?;
+        shared.images.take_over(ahead);
         shared.decide_on_loss();
         let mut threads = Vec::new();
         type Body = Box<dyn FnOnce(&Arc<Shared>) + Send>;
@@ -287,6 +290,15 @@ impl Engine {
                 let _ = outcome.send(shared.hand_over(patience, others));
             });
         started.map(drop)
+    }
+
+    /// A temporary keeper with the images of all sessions and the sessions' descriptions, for a standby that loads the images
+    /// ahead.
+    ///
+    /// # Errors
+    /// There is no keeper, in words.
+    pub fn images_in_use(&self) -> Result<Keeper, String> {
+        self.shared.images_in_use()
     }
 
     /// Cancels the hand-over, if it is not too late: all sessions continue.

@@ -3,7 +3,7 @@
 
 use crate::admission::{self, Admission};
 use crate::arbiter::Arbiter;
-use crate::engine::{Engine, EngineConfig, Kept, Leaving, MemoryOrder, OpenDriver, Rested};
+use crate::engine::{Ahead, Engine, EngineConfig, Kept, Leaving, MemoryOrder, OpenDriver, Rested};
 use crate::keeper::Keeper;
 use crate::serve::Host;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -110,13 +110,13 @@ pub struct Hosting {
 impl Hosting {
     /// If proxy mode is the mode of the first device, the engine is started too: it creates that device's context,
     /// which takes some hundred milliseconds on a GPU. Otherwise no context is created until a client gets proxy mode.
-    /// Sessions of a previous server that the keeper holds are continued; without a keeper, sessions end with this
-    /// server.
+    /// Sessions of a previous server that the keeper holds are continued, with the images loaded `ahead`; without a keeper,
+    /// sessions end with this server.
     ///
     /// # Errors
     /// The driver fails.
     pub fn start(
-        opened: OpenDriver,
+        (opened, ahead): (OpenDriver, Ahead),
         config: HostingConfig,
         keeper: Option<Keeper>,
         events: Sender<EngineEvent>,
@@ -135,6 +135,7 @@ impl Hosting {
             _ => {
                 let (admission, events) = (Arc::clone(&admission), events.clone());
                 let (config, keeper) = (config.engine(), keeper.clone());
+                let opened = (opened, ahead);
                 let engine = Engine::start(opened, config, keeper, admission, events)?;
                 Proxy::Running(engine)
             }
@@ -256,6 +257,7 @@ impl Hosting {
         let started = std::thread::Builder::new()
             .name("engine-start".into())
             .spawn(move || {
+                let opened = (opened, Ahead::default());
                 let started = Engine::start(opened, config, keeper, admission, events.clone());
                 settle(&mut parts.lock(), started, &events);
             });
@@ -347,6 +349,19 @@ impl Host for Hosting {
         };
         let _ = sender.send(settled);
         outcome
+    }
+
+    fn images_in_use(&self) -> Option<OwnedFd> {
+        let Proxy::Running(engine) = &self.parts.lock().proxy else {
+            return None;
+        };
+        match engine.images_in_use() {
+            Ok(keeper) => Some(keeper.into_connection()),
+            Err(why) => {
+                tracing::warn!("The next server loads no images ahead: {why}");
+                None
+            }
+        }
     }
 
     fn go_on(&self) {

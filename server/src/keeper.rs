@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -178,8 +178,24 @@ impl Keeper {
     /// # Errors
     /// No process, no descriptors.
     pub fn start() -> io::Result<Keeper> {
+        Ok(Keeper::spawn()?.0)
+    }
+
+    /// Starts a keeper for another server. A thread waits for the end of its process, so that none is left in this one.
+    ///
+    /// # Errors
+    /// As of [`Keeper::start`]; no thread.
+    pub fn start_for_next() -> io::Result<Keeper> {
+        let (keeper, mut process) = Keeper::spawn()?;
+        let thread = std::thread::Builder::new().name("keeper-end".into());
+        thread.spawn(move || process.wait())?;
+        Ok(keeper)
+    }
+
+    fn spawn() -> io::Result<(Keeper, Child)> {
         let (own, others) = seqpacket::pair()?;
-        let mut command = Command::new(std::env::current_exe()?);
+        // By its name, an executable that an upgrade has replaced would not be found.
+        let mut command = Command::new("/proc/self/exe");
         command
             .arg0(NAME.to_str().unwrap_or_default())
             .arg(OPTION)
@@ -187,12 +203,13 @@ impl Keeper {
             .process_group(0)
             .stdin(Stdio::from(others))
             .stdout(Stdio::null());
-        command.spawn()?;
+        let process = command.spawn()?;
         let keeper = Keeper::on(own)?;
-        Ok(Keeper {
+        let keeper = Keeper {
             is_old: false,
             ..keeper
-        })
+        };
+        Ok((keeper, process))
     }
 
     /// Uses a connection to a keeper that was started by another server.

@@ -78,6 +78,10 @@ pub trait Host {
         let _ = sender.send(Err("sessions end with this server".into()));
         outcome
     }
+    /// The connection to a temporary keeper with the images of the sessions; `None`: there is none.
+    fn images_in_use(&self) -> Option<OwnedFd> {
+        None
+    }
     /// Calls the hand-over off, if it is not too late: the sessions continue here.
     fn go_on(&self) {}
     /// Moves the device memory of a session. Never blocks; the outcome comes as an event.
@@ -272,6 +276,16 @@ impl<H: Host> Serving<H> {
         }
     }
 
+    /// Gives the daemon the images of the sessions, for the next server.
+    fn hand_images(&self) {
+        let keeper = self.host.images_in_use();
+        if let Some(link) = &self.link
+            && let Err(error) = link.send(&ToDaemon::Images, keeper.as_ref().map(AsFd::as_fd))
+        {
+            tracing::debug!("{error}");
+        }
+    }
+
     fn announce_limits(&self) {
         let Limits {
             threads,
@@ -417,8 +431,9 @@ impl<H: Host> Serving<H> {
                     Some(Order::StopTrace) => self.stop_trace(),
                     Some(Order::HandOver(request)) => self.hand_over = Some(request),
                     Some(Order::MoveMemory(order)) => self.host.move_memory(order),
-                    // Only a standby receives this order.
-                    Some(Order::Adopt(_)) => {}
+                    Some(Order::Images) => self.hand_images(),
+                    // Only a standby receives these orders.
+                    Some(Order::Adopt(_) | Order::LoadAhead(_)) => {}
                     None => {
                         orders = never();
                         next_daemon = self.daemon_gone();

@@ -60,6 +60,14 @@ pub fn take_time(text: &str) {
     std::thread::sleep(Duration::from_millis(u64::min(time, 60_000)));
 }
 
+/// Ends the process if a text contains that of `SOFTGPU_ENDS_AT`, as a driver that crashes.
+pub fn end_at(text: &str) {
+    let at = std::env::var("SOFTGPU_ENDS_AT").ok();
+    if at.is_some_and(|at| !at.is_empty() && text.contains(&at)) {
+        std::process::exit(1);
+    }
+}
+
 /// The PTX text of the image at `address`.
 pub fn ptx_at(address: u64) -> Result<String, Refused> {
     if address == 0 {

@@ -14,7 +14,7 @@ use mpsshim_model::limits::{Limits, Usage};
 use mpsshim_model::mode::Modes;
 use mpsshim_model::policy::{LAUNCH_RUN, MarkKind, TurnPolicy};
 use mpsshim_proto::handshake::ClientHello;
-use mpsshim_server::engine::{Kept, OpenDriver};
+use mpsshim_server::engine::{Ahead, Kept, OpenDriver};
 use mpsshim_server::hosting::{Hosting, HostingConfig};
 use mpsshim_server::keeper::{self, Keeper};
 use mpsshim_server::serve::Host;
@@ -63,8 +63,13 @@ impl InProcess {
         let (sender, events) = unbounded();
         let output = io::stdout().as_fd().try_clone_to_owned()?;
         let opened = OpenDriver::open(config.cuda_library.as_deref()).map_err(io::Error::other)?;
-        let host = Hosting::start(opened, config, Some(keeper(driver)?), sender)
-            .map_err(io::Error::other)?;
+        let host = Hosting::start(
+            (opened, Ahead::default()),
+            config,
+            Some(keeper(driver)?),
+            sender,
+        )
+        .map_err(io::Error::other)?;
         // SAFETY: two open descriptors.
         if unsafe { libc::dup2(output.as_raw_fd(), libc::STDOUT_FILENO) } < 0 {
             return Err(io::Error::last_os_error());

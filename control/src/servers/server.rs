@@ -125,6 +125,10 @@ pub struct Server {
     pub(super) next_standby: NextStandby,
     /// Until when it must say that it has received the order to go on with sessions.
     pub(super) adopts_by: Option<Instant>,
+    /// The images of its sessions, for the standby of a restart: a connection to a temporary keeper, or `None` in its answer.
+    pub(super) images: Option<Option<Stranger>>,
+    /// As a standby, it has loaded images ahead.
+    pub(super) loaded_ahead: bool,
     /// The reason that it gave for not handing over its sessions.
     pub(super) stays: Option<String>,
     /// Sessions have left it for the next server, which gets this keeper: the connection, and the clients that stay, with
@@ -181,6 +185,8 @@ impl Server {
             stands_by: None,
             next_standby: NextStandby::default(),
             adopts_by: None,
+            images: None,
+            loaded_ahead: false,
             stays: None,
             parted: None,
             left_behind: false,
@@ -445,6 +451,7 @@ impl Server {
                 tracing::info!("Server {pid} stands by");
             }
             ToDaemon::Adopts => self.adopts_by = None,
+            ToDaemon::LoadedAhead => self.loaded_ahead = true,
             ToDaemon::Stays { why } if self.state == State::HandingOver => {
                 self.state = match self.stops_later {
                     true => State::Stopping,
@@ -469,7 +476,7 @@ impl Server {
             } => self.moves.push((number, session, outcome)),
             ToDaemon::Stopping => self.state = State::Stopping,
             // Handled where the descriptor is.
-            ToDaemon::Keeper | ToDaemon::Parts { .. } => {}
+            ToDaemon::Keeper | ToDaemon::Images | ToDaemon::Parts { .. } => {}
             ToDaemon::Usage {
                 question,
                 clients,
@@ -500,6 +507,8 @@ impl Server {
                 Ok(Some((report, descriptor))) => {
                     if report == ToDaemon::Keeper {
                         self.keeper = descriptor;
+                    } else if report == ToDaemon::Images {
+                        self.images = Some(descriptor);
                     } else if let ToDaemon::Parts { sessions, stay } = report {
                         self.note_parting(sessions, stay, descriptor);
                     } else if let Err(why) = self.note(report) {

@@ -1,7 +1,8 @@
 //! Standbys, and the replacement of servers with running clients.
 //!
 //! A standby is a server that has created its context and waits. When its server ends unexpectedly, or hands over its
-//! sessions, the standby continues them, so that clients need not wait for the creation of a context.
+//! sessions, the standby continues them, so that clients need not wait for the creation of a context. Before a hand-over it
+//! loads the images of the sessions ahead.
 
 use super::server::{Server, State};
 use super::{Servers, Start};
@@ -19,7 +20,7 @@ const START_PATIENCE: Duration = Duration::from_secs(60);
 /// The same if the command waits for no client.
 const SHORT_START_PATIENCE: Duration = Duration::from_secs(10);
 /// How long the clients may take to come to rest, if the command does not say.
-const REST_PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const REST_PATIENCE: Duration = Duration::from_secs(10);
 /// How long a standby may take to confirm the order to continue sessions. It does nothing else meanwhile.
 const ORDER_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before a standby that has ended is replaced; doubles from one to the next.
@@ -36,11 +37,15 @@ const ADOPTION_PATIENCE: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub struct Restart {
     /// Its process id.
-    server: i32,
-    rest: Rest,
+    pub(super) server: i32,
+    pub(super) rest: Rest,
     force: bool,
+    /// Deadline for the start of the next server.
+    pub(super) starts_by: Instant,
+    /// Images are loaded ahead, if there are any.
+    pub(super) ahead: bool,
     /// Deadline of the current step.
-    until: Instant,
+    pub(super) until: Instant,
     step: Step,
     /// The clients that stay with the old server, with reasons.
     stay: Option<String>,
@@ -48,7 +53,7 @@ pub struct Restart {
 
 /// When the clients must be at rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rest {
+pub(super) enum Rest {
     /// This time after the start of the next server.
     Within(Duration),
     /// At this time.
@@ -57,7 +62,7 @@ enum Rest {
 
 impl Rest {
     /// How long they may take from now on.
-    fn left(self, now: Instant) -> Duration {
+    pub(super) fn left(self, now: Instant) -> Duration {
         match self {
             Rest::Within(patience) => patience,
             Rest::By(at) => at.saturating_duration_since(now),
@@ -117,9 +122,11 @@ impl NextStandby {
 }
 
 #[derive(Debug)]
-enum Step {
+pub(super) enum Step {
     /// The standby creates its context.
     Prepares,
+    /// The standby loads images ahead.
+    LoadsAhead,
     /// The sessions are being brought to rest.
     Rests,
     /// The server with this process id is continuing them.
@@ -204,15 +211,8 @@ impl Servers {
         if self.restarts.iter().any(|restart| restart.server == pid) {
             return Err(format!("Server {pid} is being restarted"));
         }
-        let (owner, program) = (server.owner(), server.quarantined.clone());
-        let is_exclusive = server.is_exclusive();
         if self.standby_of(pid).is_none() {
-            let start = Start::Standby {
-                of: pid,
-                without_context: is_exclusive,
-            };
-            let standby = self.start(owner, program, start);
-            standby.ok_or("the next server could not be started; control.log says why")?;
+            self.start_next(pid)?;
         }
         let now = Instant::now();
         let (start, rest) = bounds(bound, now);
@@ -220,11 +220,30 @@ impl Servers {
             server: pid,
             rest,
             force,
+            starts_by: now + start,
+            ahead: true,
             until: now + start,
             step: Step::Prepares,
             stay: None,
         });
         self.advance_restarts();
+        Ok(())
+    }
+
+    /// Starts the standby that is to replace a server.
+    ///
+    /// # Errors
+    /// Why that is impossible, in words.
+    pub(super) fn start_next(&mut self, pid: i32) -> Result<(), String> {
+        let server = self.by_pid(pid);
+        let server = server.ok_or_else(|| format!("Server {pid} has ended"))?;
+        let (owner, program) = (server.owner(), server.quarantined.clone());
+        let start = Start::Standby {
+            of: pid,
+            without_context: server.is_exclusive(),
+        };
+        let standby = self.start(owner, program, start);
+        standby.ok_or("the next server could not be started; control.log says why")?;
         Ok(())
     }
 
@@ -250,7 +269,7 @@ impl Servers {
         }
     }
 
-    fn standby_of(&self, pid: i32) -> Option<usize> {
+    pub(super) fn standby_of(&self, pid: i32) -> Option<usize> {
         let is_its = |server: &Server| {
             server.standby_of == Some(pid)
                 && server.state != State::Stopping
@@ -270,22 +289,43 @@ impl Servers {
             } = self.restarts[at];
             let patience = rest.left(Instant::now());
             let next = match &self.restarts[at].step {
+                Step::Prepares if self.restarts[at].ahead => self.load_ahead(at),
                 Step::Prepares => self.ask_to_hand_over(server, patience, force),
+                Step::LoadsAhead => self.look_whether_loaded(at),
                 Step::Rests => self.look_whether_it_stays(server),
                 Step::Adopts(next) => self.look_at_adoption(server, *next, &self.restarts[at].stay),
                 Step::Over(_) => None,
             };
-            if let Some(step) = next {
-                if let Step::Over(Err(why)) = &step {
-                    tracing::warn!("Server {server} is not restarted: {why}");
-                }
-                if matches!(step, Step::Rests) {
-                    self.restarts[at].until = Instant::now() + patience + ANSWER_PATIENCE;
-                }
-                self.restarts[at].step = step;
-            }
+            self.take_step(at, next);
         }
         self.stop_unneeded_standbys();
+    }
+
+    /// Notes the next step of a restart, if there is one.
+    fn take_step(&mut self, at: usize, next: Option<Step>) {
+        let Some(step) = next else {
+            return;
+        };
+        let restart = &mut self.restarts[at];
+        if let Step::Over(Err(why)) = &step {
+            tracing::warn!("Server {} is not restarted: {why}", restart.server);
+        }
+        if matches!(step, Step::Rests) {
+            let now = Instant::now();
+            restart.until = now + restart.rest.left(now) + ANSWER_PATIENCE;
+        }
+        restart.step = step;
+    }
+
+    /// Orders the hand-over.
+    pub(super) fn end_loading(&mut self, at: usize) -> Option<Step> {
+        let Restart {
+            server,
+            rest,
+            force,
+            ..
+        } = self.restarts[at];
+        self.ask_to_hand_over(server, rest.left(Instant::now()), force)
     }
 
     /// When [`Servers::expire_restarts`] has something to do next.
@@ -298,6 +338,7 @@ impl Servers {
     /// Gives up on standbys that do not start, servers that do not answer, and servers that take long to restore the
     /// sessions.
     pub(super) fn expire_restarts(&mut self, now: Instant) {
+        let mut late = Vec::new();
         for at in 0..self.restarts.len() {
             let restart = &mut self.restarts[at];
             if restart.until > now {
@@ -306,6 +347,10 @@ impl Servers {
             let server = restart.server;
             let why = match restart.step {
                 Step::Prepares => "the next server does not start".to_owned(),
+                Step::LoadsAhead => {
+                    late.push(at);
+                    continue;
+                }
                 Step::Rests => format!("Server {server} does not answer"),
                 Step::Adopts(next) => format!(
                     "server {next} is still restoring the clients of server {server} after {} s; server.log says how far it is",
@@ -324,6 +369,10 @@ impl Servers {
             if hangs && let Some(server) = self.by_pid_mut(server) {
                 server.kill();
             }
+        }
+        for at in late {
+            let step = self.end_loading(at);
+            self.take_step(at, step);
         }
         self.stop_unneeded_standbys();
     }
@@ -457,7 +506,7 @@ impl Servers {
         let of_server = |restart: &&mut Restart| match restart.step {
             Step::Over(_) => false,
             Step::Adopts(adopting) => adopting == before.pid,
-            Step::Prepares | Step::Rests => restart.server == before.pid,
+            Step::Prepares | Step::LoadsAhead | Step::Rests => restart.server == before.pid,
         };
         if let Some(restart) = self.restarts.iter_mut().find(of_server) {
             restart.step = Step::Adopts(next);

@@ -9,7 +9,7 @@ use mpsshim_control::logging::{self, Sink};
 use mpsshim_control::panics;
 use mpsshim_control::settings::Settings;
 use mpsshim_server::driver_locks;
-use mpsshim_server::engine::{OpenDriver, describe_driver, list_devices};
+use mpsshim_server::engine::{Ahead, OpenDriver, describe_driver, list_devices};
 use mpsshim_server::hosting::{Hosting, HostingConfig};
 use mpsshim_server::keeper::{self, Keeper};
 use mpsshim_server::serve::{End, serve};
@@ -122,6 +122,7 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
     let opened = OpenDriver::open(config.cuda_library.as_deref());
     let opened = opened.context("cannot start the engine")?;
     let mut limits = options.limits.clone().unwrap_or_default();
+    let mut ahead = Ahead::default();
     let keeper = match options.keeper_fd {
         Some(fd) => Some(take_keeper(fd).context("cannot take over sessions")?),
         None if options.standby => {
@@ -129,10 +130,12 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
                 let attached = opened.attach();
                 attached.context("cannot make the first device's context")?;
             }
-            match standby::wait(&link, &mut limits).context("the standby")? {
-                Some(keeper) => Some(keeper),
-                None => return Ok(End::Orderly),
-            }
+            let sessions = standby::wait(&link, &opened, &mut limits).context("the standby")?;
+            let Some((keeper, loaded)) = sessions else {
+                return Ok(End::Orderly);
+            };
+            ahead = loaded;
+            Some(keeper)
         }
         None => Keeper::start()
             .inspect_err(|error| {
@@ -140,7 +143,8 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
             })
             .ok(),
     };
-    let host = Hosting::start(opened, config, keeper, events).context("cannot start the engine")?;
+    let host = Hosting::start((opened, ahead), config, keeper, events)
+        .context("cannot start the engine")?;
     let terms = (limits, options.quarantined.clone());
     Ok(serve(link, host, &receiver, terms, &control))
 }

@@ -1,5 +1,6 @@
 //! The control daemon, servers and clients as users have them, on softgpu.
 
+mod ahead;
 mod asks_overtake;
 mod bad_commands;
 mod bounds;

@@ -32,7 +32,7 @@ fn restart_or_stay(place: &Place, options: &[&str]) -> Result<(i32, Option<Strin
 }
 
 /// As [`restart_or_stay`], if no client stays.
-fn restart(place: &Place, options: &[&str]) -> Result<i32, String> {
+pub fn restart(place: &Place, options: &[&str]) -> Result<i32, String> {
     match restart_or_stay(place, options)? {
         (new, None) => Ok(new),
         (_, Some(stay)) => Err(stay),
@@ -312,13 +312,13 @@ fn a_daemon_that_dies_meanwhile_takes_no_client_with_it() {
 }
 
 /// The server's executable, as an upgrade replaces it.
-struct Installed {
+pub struct Installed {
     _folder: TempDir,
-    path: PathBuf,
+    pub path: PathBuf,
 }
 
 impl Installed {
-    fn new() -> Installed {
+    pub fn new() -> Installed {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("mps-server");
         fs::copy(artifact("mps-server"), &path).expect("a copy");
@@ -329,13 +329,13 @@ impl Installed {
     }
 
     /// A daemon that uses it.
-    fn daemon(&self, env: &[(&str, &str)]) -> Place {
+    pub fn daemon(&self, env: &[(&str, &str)]) -> Place {
         let path = self.path.to_str().expect("UTF-8");
         daemon_with(&[env, &[("MPSSHIM_SERVER", path)]].concat())
     }
 
     /// A script takes its place: what runs goes on.
-    fn replace(&self, script: &str) {
+    pub fn replace(&self, script: &str) {
         let next = self.path.with_extension("next");
         fs::write(&next, format!("#!/bin/sh\n{script}\n")).expect("written");
         fs::set_permissions(&next, fs::Permissions::from_mode(0o755)).expect("permissions");
@@ -437,7 +437,7 @@ fn a_standby_goes_on_when_the_server_is_killed() {
 }
 
 /// The standbys that the daemon has started, oldest first.
-fn standbys(place: &Place) -> Vec<Pid> {
+pub fn standbys(place: &Place) -> Vec<Pid> {
     let log = place.log("control.log");
     let started = log.split("Starting standby ").skip(1);
     let pid = |text: &str| text.split_once(' ')?.0.parse().ok();

@@ -383,6 +383,18 @@ impl Description {
         let bytes = unsafe { std::slice::from_raw_parts(self.area(second), end) };
         current(parse(bytes))
     }
+
+    /// As [`Description::records`], while another process writes them; none if it compacts them meanwhile.
+    pub fn records_beside_writer(&self) -> Vec<Record> {
+        let (second, end) = self.end();
+        let mut bytes = vec![0; end];
+        // SAFETY: inside the mapping, and the copy is ours. Bytes that change meanwhile have no invalid values.
+        unsafe { std::ptr::copy_nonoverlapping(self.area(second), bytes.as_mut_ptr(), end) };
+        match self.end() {
+            (now, _) if now == second => current(parse(&bytes)),
+            _ => Vec::new(),
+        }
+    }
 }
 
 /// Parses all records up to the first incomplete one.

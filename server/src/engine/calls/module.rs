@@ -11,7 +11,7 @@ use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::footprint::footprint;
 use crate::engine::gpu::managed_image::ManagedImage;
 use crate::engine::images::contents::{Content, Raw};
-use crate::engine::images::families::Family;
+use crate::engine::images::family::Family;
 use crate::engine::images::instances::{self, Image};
 use crate::engine::images::prepared::{ImageCharge, Prepared, Ready};
 use crate::engine::images::variables;
@@ -85,7 +85,7 @@ impl Session {
         let behind = message.behind::<ImageLoad>()?;
         let (mut options, _) =
             JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
-        let family = self.family_of(&body, device.ordinal, &behind);
+        let family = Family::of(&body, device.ordinal, self.side, &behind);
         let family = family.filter(|_| managed.is_none());
         options.want(body.info_log, body.error_log);
         let before = match charge.is_whole {
@@ -200,20 +200,6 @@ impl Session {
         }))
     }
 
-    /// The family to which an image belongs; `None` if its load requests logs, because logs belong to a single load.
-    fn family_of(&self, body: &ImageLoad, device: Ordinal, options: &[u8]) -> Option<Family> {
-        let asks = body.info_log != 0 || body.error_log != 0;
-        (!asks && body.options < 0x100).then(|| Family {
-            hash: body.hash,
-            device: match Handle(body.image).kind() {
-                Some(Kind::Library) => None,
-                _ => Some(device),
-            },
-            side: self.side,
-            options: [&[body.options as u8][..], options].concat(),
-        })
-    }
-
     /// Whether [`Session::image_load`] makes the driver load a module: not if a loaded instance can be reused.
     /// Libraries are loaded on first use.
     pub fn loads_module(&mut self, shared: &Shared, message: Incoming<'_>) -> bool {
@@ -230,7 +216,7 @@ impl Session {
         let (Ok(device), Ok(options)) = (device, options) else {
             return false;
         };
-        let family = self.family_of(&body, device.ordinal, &options);
+        let family = Family::of(&body, device.ordinal, self.side, &options);
         self.forget_offer(shared);
         // Held until the message is executed, so that the instance is not unloaded meanwhile.
         self.flow.offered =

@@ -4,28 +4,15 @@
 //! keep state, or if clients ask for variables, each client has a private instance; when it leaves, and the initial
 //! contents of the variables are restored ([`crate::engine::images::variables`]), the next client reuses the instance.
 
-use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side::{SIDES, Side};
 use crate::engine::images::ImageStore;
 use crate::engine::images::contents::Content;
+use crate::engine::images::family::Family;
 use crate::engine::images::instances::{Instance, let_go};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-
-/// Identifies identical contents loaded with identical options.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Family {
-    /// SHA-256 of the content.
-    pub hash: [u8; 32],
-    /// The device of a module, `None` for a library.
-    pub device: Option<Ordinal>,
-    /// Side that it is loaded on.
-    pub side: Side,
-    /// Options, as encoded in the message.
-    pub options: Vec<u8>,
-}
 
 #[derive(Debug, Default)]
 struct Members {

@@ -12,8 +12,9 @@ use crate::engine::base::jit::JitOptions;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side::{self, Side};
 use crate::engine::gpu::cubin::{Calls, Leaves};
+use crate::engine::images::ahead::{self, Loaded};
 use crate::engine::images::contents::{Content, Raw};
-use crate::engine::images::families::Family;
+use crate::engine::images::family::Family;
 use crate::engine::images::residents::Counted;
 use crate::engine::images::variables::{AsLoaded, Variables};
 use crate::engine::images::{ImageStore, Unloading};
@@ -50,9 +51,9 @@ pub struct Instance {
     content: Content,
     /// The variables that clients can change; `None` if they cannot be determined.
     variables: Variables,
-    /// Load options and the log buffers they point to: the driver compiles a library at its first use, and does not
-    /// document when it stops referring to them.
-    _options: Box<JitOptions>,
+    /// With the load options and the log buffers they point to: the driver compiles a library at its first use, and does
+    /// not document when it stops referring to them.
+    _loaded: Loaded,
     state: Mutex<State>,
 }
 
@@ -92,11 +93,11 @@ struct Use {
 impl Instance {
     fn new(
         store: &ImageStore,
-        (raw, device): (Raw, Ordinal),
+        (loaded, device): (Loaded, Ordinal),
         family: Option<Family>,
         content: &Content,
-        options: JitOptions,
     ) -> Arc<Instance> {
+        let raw = loaded.raw;
         store.families.count(side::entered());
         let variables = store.variables_of(content.hash(), content);
         let instance = Arc::new(Instance {
@@ -106,7 +107,7 @@ impl Instance {
             family,
             content: content.clone(),
             variables,
-            _options: Box::new(options),
+            _loaded: loaded,
             state: Mutex::default(),
         });
         if let Raw::Module(_) = raw {
@@ -396,11 +397,7 @@ impl Instance {
     pub fn end(self, store: &ImageStore) {
         side::enter(self.side);
         let _ = store.gpu.devices[self.device].make_current(&store.gpu.driver);
-        let ended = match self.raw {
-            Raw::Module(module) => store.gpu.driver.module_unload(module),
-            Raw::Library(library) => store.gpu.driver.library_unload(library),
-        };
-        if let Err(status) = ended {
+        if let Err(status) = ahead::unload(&store.gpu.driver, self.raw) {
             store.gpu.note_status(status);
         }
         store.families.discount(self.side);
@@ -524,7 +521,7 @@ impl Image {
         handle: u64,
         (content, device, calls): (Content, Ordinal, Calls),
         (family, offered): (Option<Family>, Option<Arc<Instance>>),
-        mut options: JitOptions,
+        options: JitOptions,
     ) -> (Result<Image, CUresult>, Vec<u8>) {
         let family = family.filter(|_| !calls.prints);
         let found = match (&family, offered) {
@@ -552,13 +549,13 @@ impl Image {
         let (instance, said) = match found {
             Some(instance) => (instance, options.outcome(0)),
             None => {
-                let (status, raw) = store.load(Handle(handle).kind(), &content, &mut options);
-                let said = options.outcome(0);
-                if let Err(status) = status {
-                    return (Err(status), said);
-                }
-                let instance =
-                    Instance::new(store, (raw, device), family.clone(), &content, options);
+                let of = (Handle(handle).kind(), family.as_ref());
+                let (loaded, said) = store.load(of, &content, options);
+                let loaded = match loaded {
+                    Ok(loaded) => loaded,
+                    Err(status) => return (Err(status), said),
+                };
+                let instance = Instance::new(store, (loaded, device), family.clone(), &content);
                 store.families.add(&instance);
                 (instance, said)
             }
@@ -879,17 +876,11 @@ impl Image {
             .as_ref()
             .map_or(&[][..], |family| &family.options);
         let count = options.first().copied().unwrap_or(0);
-        let mut options = JitOptions::read(options.get(1..).unwrap_or(&[]), count.into())
+        let options = JitOptions::read(options.get(1..).unwrap_or(&[]), count.into())
             .map_or_else(|_| JitOptions::default(), |(options, _)| options);
-        let (status, raw) = store.load(Some(kind), &self.content, &mut options);
-        status?;
-        Ok(Instance::new(
-            store,
-            (raw, self.device),
-            family,
-            &self.content,
-            options,
-        ))
+        let (loaded, _) = store.load((Some(kind), family.as_ref()), &self.content, options);
+        let of = (loaded?, self.device);
+        Ok(Instance::new(store, of, family, &self.content))
     }
 
     /// Sets an attribute for this session only. Returns the function, which may now belong to another instance.

@@ -1,7 +1,9 @@
 //! All images of the server: their contents, their instances in the driver, and the results of analyzing them.
 
+pub mod ahead;
 pub mod contents;
 pub mod families;
+pub mod family;
 pub mod instances;
 pub mod packs;
 pub mod prepared;
@@ -9,16 +11,19 @@ pub mod residents;
 pub mod variables;
 
 use crate::engine::base::jit::JitOptions;
+use crate::engine::base::side::{self, Side};
 use crate::engine::gpu::Gpu;
 use crate::engine::gpu::cubin::{self, Calls, Leaves};
 use crate::engine::gpu::managed_image::ManagedImage;
-use crate::engine::images::contents::{Content, Findings, ImageCache, Raw, Sent};
-use crate::engine::images::families::{Families, Family};
+use crate::engine::images::ahead::{Ahead, Loaded, Unclaimed};
+use crate::engine::images::contents::{Content, Findings, ImageCache, Sent};
+use crate::engine::images::families::Families;
+use crate::engine::images::family::Family;
 use crate::engine::images::instances::{Image, Instance};
 use crate::engine::images::residents::Residents;
 use crate::engine::images::variables::{KnownVariables, Variables};
 use crossbeam_channel::Sender;
-use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUlibrary, CUmodule, CUresult};
+use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::shm::sealed_memfd;
 use sha2::{Digest, Sha256};
@@ -52,6 +57,7 @@ pub struct ImageStore {
     pub families: Families,
     /// Instances without sessions.
     pub residents: Residents,
+    ahead: Unclaimed,
     /// Queues instances for the retain-or-unload decision.
     pub assessor: Sender<Arc<Instance>>,
     /// State lost when an image is reloaded elsewhere, by SHA-256.
@@ -74,6 +80,7 @@ impl ImageStore {
             gpu,
             families: Families::default(),
             residents: Residents::default(),
+            ahead: Unclaimed::default(),
             assessor,
             outlasting: Findings::new(MOST_KNOWN),
             variables: KnownVariables::new(variables::MOST_KNOWN),
@@ -87,46 +94,39 @@ impl ImageStore {
         (self.unload)(unloading);
     }
 
-    /// `cuModuleLoadDataEx` or `cuLibraryLoadData`, by the kind of handle.
+    /// `cuModuleLoadDataEx` or `cuLibraryLoadData`, by the kind of handle, unless an image of the family was loaded ahead.
+    /// Also returns the encoded outcome of the options.
     ///
     /// # Errors
-    /// The driver error of the load; the object beside it is then invalid.
+    /// The driver error of the load.
     pub fn load(
         &self,
-        kind: Option<Kind>,
+        (kind, family): (Option<Kind>, Option<&Family>),
         content: &[u8],
-        options: &mut JitOptions,
-    ) -> (Result<(), CUresult>, Raw) {
-        let (count, options, values) = match options.raw() {
-            Ok(raw) => raw,
-            Err(status) => return (Err(status), Raw::Module(CUmodule::NULL)),
-        };
-        if kind == Some(Kind::Library) {
-            let mut library = CUlibrary::NULL;
-            let none = std::ptr::null_mut();
-            let status = self.gpu.driver.library_load_data(
-                &mut library,
-                content.as_ptr(),
-                options,
-                values,
-                count,
-                none,
-                none.cast(),
-                0,
-            );
-            (status, Raw::Library(library))
-        } else {
-            let mut module = CUmodule::NULL;
-            let status = self.gpu.driver.module_load_data_ex(
-                &mut module,
-                content.as_ptr(),
-                count,
-                options,
-                values,
-            );
-            (status, Raw::Module(module))
+        mut options: JitOptions,
+    ) -> (Result<Loaded, CUresult>, Vec<u8>) {
+        if let Some((loaded, said)) = family.and_then(|family| self.ahead.take(family)) {
+            return (Ok(loaded), said);
+        }
+        let is_library = kind == Some(Kind::Library);
+        let raw = ahead::load_raw(&self.gpu.driver, is_library, content, &mut options);
+        let said = options.outcome(0);
+        (raw.map(|raw| Loaded::new(raw, options)), said)
+    }
+
+    /// Takes over the images that were loaded ahead.
+    pub fn take_over(&self, ahead: Ahead) {
+        for (hash, calls) in self.ahead.fill(ahead) {
+            let _ = self.calls.look_up(&hash, || calls);
         }
     }
+
+    /// Unloads the images that were loaded ahead and that no session has taken.
+    pub fn end_unclaimed(&self) {
+        side::enter(Side::MAIN);
+        self.ahead.end(&self.gpu.driver, &self.gpu.devices);
+    }
+
     /// Unloads an image to which its session has no reference left.
     pub fn discard(&self, mut image: Image) {
         image.leave_charge();
@@ -135,11 +135,7 @@ impl ImageStore {
 
     /// Whether the kernels of an image keep no state between launches on any device that it may be loaded on.
     pub fn keeps_nothing(&self, family: &Family, content: &Content) -> bool {
-        let bytes = &content[..content.len() - 1];
-        self.gpu.devices.iter().all(|device| {
-            let other = family.device.is_some_and(|of| of != device.ordinal);
-            other || cubin::keeps_nothing(bytes, device.capability)
-        })
+        family.keeps_nothing(&self.gpu.devices, &content[..content.len() - 1])
     }
 
     /// The variables of an image. Its content is analyzed once.

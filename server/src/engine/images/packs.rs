@@ -10,7 +10,9 @@ use crate::engine::base::rations::Holder;
 use crate::keeper::{self, Name};
 use mpsshim_proto::shm::{Mapping, sealed_memfd};
 use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -150,6 +152,53 @@ impl Pack {
     }
 }
 
+/// SHA-256 and bytes of a content, with its NUL.
+type Copied = ([u8; 32], Box<[u8]>);
+
+/// Copies of the contents of a pack that another server has in use, with their hashes, which are checked: it may drop a
+/// content meanwhile.
+///
+/// # Errors
+/// Errors of `mmap(2)`; `InvalidData` if no server can have left it.
+pub fn copies(file: BorrowedFd<'_>) -> io::Result<Vec<Copied>> {
+    if nix::sys::stat::fstat(file)?.st_size != LEN as i64 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mapping = Mapping::sparse(file, LEN)?;
+    let copy = |start: usize, len: usize| {
+        let mut bytes = vec![0; len];
+        // SAFETY: the callers stay inside the mapping. Bytes that change meanwhile have no invalid values.
+        unsafe {
+            std::ptr::copy_nonoverlapping(mapping.base().add(start), bytes.as_mut_ptr(), len);
+        }
+        bytes
+    };
+    let mut found = Vec::new();
+    for row in copy(0, MOST * size_of::<Entry>()).chunks_exact(size_of::<Entry>()) {
+        let number = |at: usize| {
+            let mut bytes = [0; 4];
+            bytes.copy_from_slice(&row[at..at + 4]);
+            u32::from_ne_bytes(bytes) as usize
+        };
+        let (start, len) = (
+            number(offset_of!(Entry, start)),
+            number(offset_of!(Entry, len)),
+        );
+        if start == 0 {
+            break;
+        }
+        if len == 0 || start < TABLE || len > LEN.saturating_sub(start) {
+            continue;
+        }
+        let bytes = copy(start, len);
+        let hash: [u8; 32] = Sha256::digest(&bytes[..len - 1]).into();
+        if row[..hash.len()] == hash && bytes.last() == Some(&0) {
+            found.push((hash, bytes.into()));
+        }
+    }
+    Ok(found)
+}
+
 impl Drop for Pack {
     fn drop(&mut self) {
         self.keeping.forget(self.name);
@@ -218,13 +267,18 @@ mod tests {
         Some(slot)
     }
 
-    /// As the next server sees it.
-    fn adopted(keeping: &Keeping, pack: &Pack) -> Vec<(Slot, [u8; 32])> {
+    fn copy_of(pack: &Pack) -> OwnedFd {
         let file = sealed_memfd(c"copy", LEN as u64).expect("a file");
         let copy = Mapping::sparse(file.as_fd(), LEN).expect("a mapping");
         let (from, to) = (pack.mapping.base(), copy.base());
         // SAFETY: two mappings of LEN bytes, which nothing else writes.
         unsafe { std::ptr::copy_nonoverlapping(from, to, LEN) };
+        file
+    }
+
+    /// As the next server sees it.
+    fn adopted(keeping: &Keeping, pack: &Pack) -> Vec<(Slot, [u8; 32])> {
+        let file = copy_of(pack);
         let name = Name::numbered(keeper::Kind::Pack, 77);
         Pack::adopt(keeping, name, file.as_fd()).expect("a pack")
     }
@@ -257,6 +311,27 @@ mod tests {
         let next = put(&pack, 5, 8).expect("room");
         assert_eq!(known(&adopted(&keeping, &pack)), [(5, 8)]);
         assert_eq!(next.bytes()[..7], [5; 7]);
+    }
+
+    #[test]
+    fn only_whole_contents_are_copied_from_a_pack_in_use() {
+        let (keeping, _keeper) = keeping();
+        let pack = Pack::new(&keeping, &Holder::new(1)).expect("a pack");
+        let text = [7; 10];
+        let hash: [u8; 32] = Sha256::digest(text).into();
+        let mut whole = pack.place(text.len() + 1).expect("room");
+        whole.bytes_mut()[..text.len()].copy_from_slice(&text);
+        whole.enter(&hash);
+        // Another text than that of the hash, as when the owner drops a content meanwhile.
+        let changed = put(&pack, 3, 8).expect("room");
+        let _unfinished = pack.place(10).expect("room");
+        let found = copies(copy_of(&pack).as_fd()).expect("a pack");
+        let expected = [&text[..], &[0]].concat().into_boxed_slice();
+        assert_eq!(found, [(hash, expected)]);
+        drop((whole, changed));
+        assert!(copies(copy_of(&pack).as_fd()).expect("a pack").is_empty());
+        let short = sealed_memfd(c"images", PAGE as u64).expect("a file");
+        assert!(copies(short.as_fd()).is_err());
     }
 
     #[test]

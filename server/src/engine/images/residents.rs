@@ -7,7 +7,7 @@
 
 use crate::engine::base::side::{self, Side};
 use crate::engine::gpu::footprint::footprint;
-use crate::engine::images::families::Family;
+use crate::engine::images::family::Family;
 use crate::engine::images::instances::Instance;
 use crate::engine::images::{ImageStore, Unloading};
 use crossbeam_channel::Receiver;

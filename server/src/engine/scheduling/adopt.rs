@@ -20,7 +20,7 @@ use crate::engine::scheduling::dispatch;
 use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::slow;
-use crate::keeper::{self, Name};
+use crate::keeper::{self, Keeper, Name};
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::seqpacket;
@@ -90,11 +90,17 @@ fn adopt(shared: &Arc<Shared>) {
     let Some(keeper) = shared.gpu.keeping.keeper() else {
         return;
     };
-    let mut left = match keeper.list() {
-        Ok(left) if left.is_empty() => return,
-        Ok(left) => left,
-        Err(error) => return tracing::error!("The keeper does not say what it holds: {error}"),
-    };
+    let left = keeper.list().unwrap_or_else(|error| {
+        tracing::error!("The keeper does not say what it holds: {error}");
+        Left::new()
+    });
+    match left.is_empty() {
+        true => shared.images.end_unclaimed(),
+        false => adopt_all(shared, keeper, left),
+    }
+}
+
+fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
     let began = Instant::now();
     side::enter(Side::MAIN);
     let contents = adopt_contents(shared, &mut left);
@@ -118,6 +124,7 @@ fn adopt(shared: &Arc<Shared>) {
             }
         }
     }
+    shared.images.end_unclaimed();
     // Frees descriptors that no session has claimed.
     drop(contents);
     for name in left.into_keys() {

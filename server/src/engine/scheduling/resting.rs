@@ -255,22 +255,39 @@ impl Shared {
     }
 
     fn copy_of_keeper(&self, sessions: &[u64]) -> Result<Keeper, String> {
-        let failed =
-            |error: std::io::Error| format!("there is no keeper for the next server: {error}");
-        let other = Keeper::start().map_err(failed)?;
         // Memory and images of the sessions that stay are not claimed by the next server, which drops them.
         let is_wanted = |name: &Name| {
             let of_session = keeper::Kind::OF_SESSION.contains(&name.kind);
             !of_session || sessions.contains(&name.number())
         };
-        match self.gpu.keeping.keeper() {
-            Some(keeper) if !sessions.is_empty() => {
-                match keeper.copy_to(&other, is_wanted).map_err(failed)? {
-                    true => Ok(other),
-                    false => Err("the keeper for the next server is full".into()),
-                }
-            }
-            _ => Ok(other),
+        self.new_keeper(|name| !sessions.is_empty() && is_wanted(name))
+    }
+
+    /// A temporary keeper with the images of all sessions and the sessions' descriptions.
+    ///
+    /// # Errors
+    /// A keeper fails, in words.
+    pub fn images_in_use(&self) -> Result<Keeper, String> {
+        let kinds = [
+            keeper::Kind::Description,
+            keeper::Kind::Content,
+            keeper::Kind::Pack,
+        ];
+        self.new_keeper(|name| kinds.contains(&name.kind))
+    }
+
+    /// Another keeper with the descriptors of these names.
+    fn new_keeper(&self, is_wanted: impl Fn(&Name) -> bool) -> Result<Keeper, String> {
+        let failed =
+            |error: std::io::Error| format!("there is no keeper for the next server: {error}");
+        let other = Keeper::start_for_next().map_err(failed)?;
+        let copied = match self.gpu.keeping.keeper() {
+            Some(keeper) => keeper.copy_to(&other, is_wanted).map_err(failed)?,
+            None => true,
+        };
+        match copied {
+            true => Ok(other),
+            false => Err("the keeper for the next server is full".into()),
         }
     }
 
