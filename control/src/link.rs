@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
-pub const LINK_VERSION: u32 = 12;
+pub const LINK_VERSION: u32 = 13;
 /// Longest packet, bytes.
 pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
 
@@ -143,6 +143,8 @@ pub enum ToDaemon {
         pid: i32,
         /// User id.
         uid: u32,
+        /// Name of the static partition that it has.
+        partition: Option<String>,
     },
     /// A client that was handed over was refused.
     Refused {
@@ -516,6 +518,7 @@ impl From<&ClientInfo> for ToDaemon {
             session: client.session,
             pid: client.pid,
             uid: client.uid,
+            partition: client.partition.clone(),
         }
     }
 }
@@ -604,12 +607,14 @@ mod tests {
                     pci: "0000:00:06.0".into(),
                     memory: 1 << 30,
                     compute_mode: Default::default(),
+                    chunks: Default::default(),
                 }],
             },
             ToDaemon::Connected {
                 session: u64::MAX,
                 pid: 5,
                 uid: 6,
+                partition: Some("GPU-0/1".into()),
             },
             ToDaemon::Refused {
                 pid: 5,

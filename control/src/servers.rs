@@ -6,6 +6,7 @@
 mod limits;
 mod moves;
 mod orphans;
+mod partitions;
 mod quarantine;
 mod server;
 mod standby;

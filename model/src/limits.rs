@@ -3,6 +3,7 @@
 
 use crate::bonds::Bonds;
 use crate::mode::Mode;
+use crate::partitions::Partitions;
 use crate::policy::SchedulingPolicy;
 use mpsshim_proto::handshake::ClientHello;
 use serde::{Deserialize, Serialize};
@@ -158,6 +159,9 @@ pub struct Limits {
     /// In which order the kernels of clients in proxy mode are served; a change applies to connected clients, too.
     #[serde(default)]
     pub scheduling: SchedulingPolicy,
+    /// Static partitions; `None`: the daemon was started without them.
+    #[serde(default)]
+    pub partitions: Option<Partitions>,
 }
 
 impl Limits {
@@ -179,6 +183,7 @@ impl Default for Limits {
             priority: 0,
             quantum: Quantum::DEFAULT,
             scheduling: SchedulingPolicy::default(),
+            partitions: None,
         }
     }
 }

@@ -280,6 +280,7 @@ impl<H: Host> Serving<H> {
             priority,
             quantum,
             scheduling,
+            partitions,
         } = &self.limits;
         tracing::info!("Active Threads Percentage set to {threads}");
         for (device, bytes) in memory {
@@ -295,6 +296,10 @@ impl<H: Host> Serving<H> {
             }
         }
         tracing::info!("Server Priority set to {priority}");
+        let partitions = partitions.iter().flat_map(|partitions| partitions.all());
+        for (name, chunks) in partitions {
+            tracing::info!("Partition {name} has {} chunks", chunks.len());
+        }
         // NVIDIA's server has no such line: the default quantum is not logged.
         if *quantum != Quantum::DEFAULT {
             tracing::info!("Quantum of direct mode set to {quantum} ms");

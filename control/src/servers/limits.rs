@@ -82,25 +82,27 @@ impl Servers {
         }
     }
 
-    /// Tells the servers the limits of users and the scheduling.
+    /// Tells the servers the limits of users, the scheduling and the static partitions.
     fn tell_policies(&mut self) {
         for index in 0..self.running.len() {
             let Limits {
                 user_memory,
                 scheduling,
+                partitions,
                 ..
             } = self.limits_for(self.running[index].uid);
             let server = &mut self.running[index];
             let limits = Limits {
                 user_memory,
                 scheduling,
+                partitions,
                 ..server.limits.clone()
             };
             if limits != server.limits
                 && let Err(why) = server.order_limits(limits)
             {
                 tracing::warn!(
-                    "{why}: it keeps to the limits of users and the scheduling that it had"
+                    "{why}: it keeps to the limits of users, the scheduling and the partitions that it had"
                 );
             }
         }

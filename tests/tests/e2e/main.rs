@@ -28,6 +28,7 @@ mod operator;
 mod operator_limits;
 mod outlive;
 mod pages;
+mod partitions;
 mod pinned;
 mod prompt;
 mod proxy;
