@@ -128,7 +128,7 @@ fn warning(name: &str, value: &str) -> Option<String> {
     Some(printable(&format!("{name} is not a setting{near}")))
 }
 
-/// The setting that an unknown name stands for: the nearest one, or the shortest one that continues it.
+/// The setting that an unknown name stands for: the nearest name, or the shortest that continues it.
 fn nearest_name(name: &str) -> Option<&'static str> {
     let rest = name.strip_prefix(PREFIX)?;
     let rests = || {

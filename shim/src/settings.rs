@@ -37,7 +37,7 @@ pub fn required() -> bool {
     read(environment::REQUIRED).is_some_and(|value| value != "0")
 }
 
-/// The mode that the program asks for, `MPSSHIM_MODE`: as [`mpsshim_proto::handshake::ClientHello::mode`] has it. Where it
+/// The mode that the program asks for, `MPSSHIM_MODE`, as in [`mpsshim_proto::handshake::ClientHello::mode`]. Where it
 /// is not set and a tool [injects itself](injected), direct mode.
 ///
 /// # Errors
