@@ -39,7 +39,7 @@ impl Servers {
             check(&said.limits, of, devices)?;
             let program = said.quarantined.as_ref();
             check_program(program, of)?;
-            self.check_partitions(&said.limits)?;
+            self.check_partitions(&said.limits, uid)?;
             Ok((self.may_take_over(connection.as_fd(), who, program)?, said))
         });
         let link = Link::to_user(connection, uid);

@@ -129,13 +129,17 @@ impl Servers {
             })
     }
 
-    /// Whether a server of the previous daemon with these limits can be taken over.
-    pub(super) fn check_partitions(&self, limits: &Limits) -> Result<(), String> {
+    /// Whether a server of the previous daemon with these limits can be taken over. Partitions concern all users, so those
+    /// that the server of an untrusted user reports must be known already.
+    pub(super) fn check_partitions(&self, limits: &Limits, uid: u32) -> Result<(), String> {
         let theirs = limits.partitions.as_ref().filter(|own| !own.is_empty());
         let own = self.defaults.limits.partitions.as_ref();
         match (own.filter(|own| !own.is_empty()), theirs) {
             (_, Some(theirs)) if !theirs.is_plausible() => {
                 Err("it reports partitions that overlap".to_owned())
+            }
+            (None, Some(_)) if !self.launcher.trusts(uid) => {
+                Err("it reports partitions, and its user may not make any".to_owned())
             }
             (Some(own), Some(theirs)) if own != theirs => {
                 Err("it reports other partitions than this daemon has".to_owned())
