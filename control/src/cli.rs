@@ -60,6 +60,10 @@ pub struct Control {
     /// With -d or -f: serve the clients of all users at the same time, with one server that runs as root
     #[arg(short = 'M', long = "multiuser-server")]
     pub multi_user: bool,
+    /// With -d or -f: let sm_partition reserve multiprocessors for clients, which get proxy mode only (sets
+    /// MPSSHIM_STATIC_PARTITIONING)
+    #[arg(short = 'S', long)]
+    pub static_partitioning: bool,
     /// With -d or -f: look up the devices at startup rather than when a command first needs them
     #[arg(short = 'q', long)]
     pub ready_devices: bool,
@@ -142,7 +146,11 @@ impl Control {
 
     /// The options that `-d` passes on to the daemon process.
     pub fn daemon_options(&self) -> Vec<String> {
-        let given = [(self.multi_user, "-M"), (self.ready_devices, "-q")];
+        let given = [
+            (self.multi_user, "-M"),
+            (self.static_partitioning, "-S"),
+            (self.ready_devices, "-q"),
+        ];
         let given = given.into_iter().filter(|(given, _)| *given);
         let given = given.map(|(_, option)| option.to_owned());
         let mode = self.mode.iter();

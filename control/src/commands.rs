@@ -185,6 +185,19 @@ pub const TABLE: &[Row] = &[
         "set the percentage of a device's multiprocessors for clients that connect from now on, of each running server",
     ),
     row(
+        Kind::Acts,
+        "sm_partition",
+        "add UUID CHUNKS|rm UUID PARTITION",
+        "reserve this number of chunks of a device's multiprocessors for the clients with CUDA_MPS_SM_PARTITION=UUID/PARTITION, or end \
+         that. For daemons started with -S, and while the device has no clients",
+    ),
+    row(
+        Kind::Lists,
+        "lspart",
+        "",
+        "the static partitions of each device: free and used chunks and multiprocessors, and whether clients use them",
+    ),
+    row(
         Kind::Lists,
         "get_default_device_pinned_mem_limit",
         "DEVICE",
@@ -478,6 +491,12 @@ pub enum Command {
         /// Whose server.
         uid: u32,
     },
+    /// `sm_partition add UUID CHUNKS`
+    AddPartition(String, u32),
+    /// `sm_partition rm UUID PARTITION`
+    RemovePartition(String, String),
+    /// `lspart`
+    Partitions,
     /// `get_[default_]active_thread_percentage[_all]`
     Percentage(Whose),
     /// `set_[default_]active_thread_percentage[_all]`; an invalid percentage changes nothing.

@@ -229,6 +229,7 @@ mod tests {
             pci: "0000:00:06.0".into(),
             memory: 1 << 30,
             compute_mode: Default::default(),
+            chunks: Default::default(),
         }];
         let json = serde_json::to_string(&one).expect("json");
         let minute = Duration::from_secs(60);

@@ -147,6 +147,8 @@ pub enum ToDaemon {
         pid: i32,
         /// User id.
         uid: u32,
+        /// Name of the static partition that it has.
+        partition: Option<String>,
     },
     /// A client that was handed over was refused.
     Refused {
@@ -543,6 +545,7 @@ impl From<&ClientInfo> for ToDaemon {
             session: client.session,
             pid: client.pid,
             uid: client.uid,
+            partition: client.partition.clone(),
         }
     }
 }
@@ -631,12 +634,14 @@ mod tests {
                     pci: "0000:00:06.0".into(),
                     memory: 1 << 30,
                     compute_mode: Default::default(),
+                    chunks: Default::default(),
                 }],
             },
             ToDaemon::Connected {
                 session: u64::MAX,
                 pid: 5,
                 uid: 6,
+                partition: Some("GPU-0/1".into()),
             },
             ToDaemon::Refused {
                 pid: 5,

@@ -1,8 +1,10 @@
 //! Lists that commands print: in the format of NVIDIA's daemon, or as rows with a name for each column.
 
+mod partitions;
 mod quarantine;
 mod users;
 
+pub use partitions::partitions;
 pub use quarantine::quarantine;
 pub use users::users;
 
@@ -773,6 +775,7 @@ mod tests {
             pci: "0000:00:06.0".into(),
             memory: 1 << 30,
             compute_mode: Default::default(),
+            chunks: Default::default(),
         };
         let (default, server) = ([device], []);
         let listing = devices(&[(None, &default), (Some(7), &server)], false);

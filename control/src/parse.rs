@@ -360,6 +360,25 @@ impl Arguments<'_> {
         })
     }
 
+    fn partition(&self) -> Result<Command, CommandError> {
+        let number = |chunks: &str| {
+            let chunks = chunks.parse().ok().filter(|chunks| *chunks > 0);
+            chunks.ok_or_else(|| self.wrong("a number of chunks, at least 1, expected"))
+        };
+        match self.words.as_slice() {
+            ["add", device, chunks] => {
+                Ok(Command::AddPartition((*device).to_owned(), number(chunks)?))
+            }
+            ["rm", device, partition] => Ok(Command::RemovePartition(
+                (*device).to_owned(),
+                (*partition).to_owned(),
+            )),
+            ["add", ..] => Err(self.wrong("a device and a number of chunks expected")),
+            ["rm", ..] => Err(self.wrong("a device and a partition expected")),
+            _ => Err(self.wrong("add or rm expected")),
+        }
+    }
+
     fn quit(&self) -> Result<Command, CommandError> {
         let ["-t", seconds] = self.words.as_slice() else {
             self.none()?;
@@ -462,6 +481,7 @@ impl Arguments<'_> {
                 Command::SetQuantum(Whose::Server(Server(text(pid))), self.quantum(value)?)
             }
             "trace" => self.trace()?,
+            "sm_partition" => self.partition()?,
             "quit" => self.quit()?,
             without_arguments => {
                 self.none()?;
@@ -472,6 +492,7 @@ impl Arguments<'_> {
                     "get_active_thread_percentage_all" => Command::Percentage(Whose::All),
                     "get_default_client_priority" => Command::Priority,
                     "get_default_quantum" => Command::Quantum(Whose::Default),
+                    "lspart" => Command::Partitions,
                     "reopen_logs" => Command::ReopenLogs,
                     // The one row that is left.
                     _ => Command::Help,
@@ -671,6 +692,36 @@ mod tests {
     }
 
     #[test]
+    fn partitions_are_understood() {
+        assert_eq!(
+            ok("sm_partition add GPU-aa 7"),
+            Command::AddPartition("GPU-aa".into(), 7)
+        );
+        assert_eq!(
+            ok("sm_partition rm GPU-aa 1"),
+            Command::RemovePartition("GPU-aa".into(), "1".into())
+        );
+        assert_eq!(ok("lspart"), Command::Partitions);
+        assert_eq!(format("lspart --format=csv"), Format::Csv);
+        for (arguments, why) in [
+            ("", "add or rm expected"),
+            ("list", "add or rm expected"),
+            ("add GPU-aa", "a device and a number of chunks expected"),
+            ("add GPU-aa 0", "a number of chunks, at least 1, expected"),
+            ("add GPU-aa -1", "a number of chunks, at least 1, expected"),
+            ("rm GPU-aa", "a device and a partition expected"),
+            ("rm GPU-aa 1 2", "a device and a partition expected"),
+        ] {
+            assert_eq!(
+                error(&format!("sm_partition {arguments}")),
+                format!(
+                    "sm_partition: {why}; usage: sm_partition add UUID CHUNKS|rm UUID PARTITION"
+                )
+            );
+        }
+    }
+
+    #[test]
     fn quanta_are_understood() {
         assert_eq!(ok("get_default_quantum"), Command::Quantum(Whose::Default));
         let quantum = "2.5".parse().expect("a quantum");
@@ -833,6 +884,7 @@ mod tests {
                 "PID [-f]" => "1 -f",
                 "PID [-t SECONDS] [-f]" => "1 -t 5",
                 "start FILE|stop" => "stop",
+                "add UUID CHUNKS|rm UUID PARTITION" => "add GPU-aa 1",
                 text if text.starts_with("list|") => "list",
                 "auto|fifo|none [UID]" => "fifo 1",
                 "on|off|none [UID]" => "on 1",

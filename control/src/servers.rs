@@ -7,6 +7,7 @@ mod ahead;
 mod limits;
 mod moves;
 mod orphans;
+mod partitions;
 mod quarantine;
 mod server;
 mod standby;

@@ -5,11 +5,14 @@
 pub mod file;
 pub mod given;
 
-pub use given::{ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, Given, PINNED_DEVICE_MEM_LIMIT};
+pub use given::{
+    ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, Given, PINNED_DEVICE_MEM_LIMIT, SM_PARTITION,
+};
 pub use mpsshim_proto::environment::{
     CONFIG, COPY_THREADS, CUDA_LIBRARY, DISABLE, HOST_MEMORY, LIBRARY, LOG, LOG_DIRECTORY,
     MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE, NOTICES, NVML_LIBRARY,
-    OVERSUBSCRIPTION, PIPE_DIRECTORY, QUARANTINE, REQUIRED, SCHEDULING, SERVER, STANDBY, TURNS,
+    OVERSUBSCRIPTION, PIPE_DIRECTORY, QUARANTINE, REQUIRED, SCHEDULING, SERVER, STANDBY,
+    STATIC_PARTITIONING, TURNS,
 };
 
 use crate::defaults::Defaults;
@@ -18,6 +21,7 @@ use crate::seqpacket;
 use clap::ValueEnum;
 use mpsshim_model::host_memory::{HostMemory, NoHostMemory};
 use mpsshim_model::mode::{Modes, NoModes};
+use mpsshim_model::partitions::Partitions;
 use mpsshim_model::policy::{MarkKind, TurnPolicy};
 use mpsshim_proto::{directory, environment};
 use std::ffi::OsString;
@@ -232,6 +236,13 @@ pub const TABLE: &[Setting] = &[
                   Read by the daemon.",
     },
     Setting {
+        name: STATIC_PARTITIONING,
+        key: Some("static_partitioning"),
+        default: "0",
+        meaning: "1: multiprocessors can be reserved for clients by `sm_partition`, and clients get proxy mode only (see `-S`). \
+                  Read by the daemon.",
+    },
+    Setting {
         name: METRICS,
         key: Some("metrics"),
         default: "none",
@@ -258,6 +269,13 @@ pub const TABLE: &[Setting] = &[
         key: Some("client_priority"),
         default: "0",
         meaning: "0: normal, 1: below normal. In daemon and program as above.",
+    },
+    Setting {
+        name: SM_PARTITION,
+        key: None,
+        default: "none",
+        meaning: "Static partition of a program, as `GPU-eec5798d-…/1`. If it does not exist, or there is no daemon, `cuInit` \
+                  fails. Read by the program.",
     },
 ];
 
@@ -355,7 +373,8 @@ pub struct Settings {
     pub turns: TurnPolicy,
     /// [`QUARANTINE`].
     pub quarantine: QuarantinePolicy,
-    /// [`ACTIVE_THREAD_PERCENTAGE`], [`PINNED_DEVICE_MEM_LIMIT`], [`CLIENT_PRIORITY`] and [`SCHEDULING`].
+    /// [`ACTIVE_THREAD_PERCENTAGE`], [`PINNED_DEVICE_MEM_LIMIT`], [`CLIENT_PRIORITY`], [`SCHEDULING`] and
+    /// [`STATIC_PARTITIONING`].
     pub defaults: Defaults,
     /// Warnings about values of these in the environment that could not be parsed.
     pub ignored: Vec<String>,
@@ -434,6 +453,9 @@ impl Settings {
         if let Some(oversubscription) = get(OVERSUBSCRIPTION) {
             defaults.limits.oversubscription.default = word(oversubscription)?;
             defaults.oversubscription_is_set = true;
+        }
+        if get(STATIC_PARTITIONING).map_or(Ok(false), flag)? {
+            defaults.limits.partitions = Some(Partitions::default());
         }
         Ok(Settings {
             config: None,

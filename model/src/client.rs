@@ -24,6 +24,8 @@ pub struct ClientInfo {
     pub pid: i32,
     /// User id.
     pub uid: u32,
+    /// Name of the static partition that it has.
+    pub partition: Option<String>,
 }
 
 impl fmt::Display for ClientInfo {

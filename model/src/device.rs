@@ -1,5 +1,6 @@
 //! Descriptions of devices.
 
+use crate::partitions::Chunks;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -53,6 +54,9 @@ pub struct DeviceInfo {
     /// Its compute mode when the process that describes it opened the driver.
     #[serde(default)]
     pub compute_mode: ComputeMode,
+    /// The chunks of its multiprocessors.
+    #[serde(default)]
+    pub chunks: Chunks,
 }
 
 impl DeviceInfo {
@@ -103,6 +107,7 @@ mod tests {
             pci: "0000:00:06.0".into(),
             memory: 1 << 30,
             compute_mode: Default::default(),
+            chunks: Default::default(),
         }
     }
 

@@ -8,5 +8,6 @@ pub mod driver;
 pub mod host_memory;
 pub mod limits;
 pub mod mode;
+pub mod partitions;
 pub mod policy;
 pub mod suspension;

@@ -3,6 +3,7 @@
 
 use crate::bonds::Bonds;
 use crate::mode::Mode;
+use crate::partitions::Partitions;
 use crate::policy::{OversubscriptionPolicy, SchedulingPolicy};
 use mpsshim_proto::handshake::ClientHello;
 use serde::{Deserialize, Serialize};
@@ -162,6 +163,9 @@ pub struct Limits {
     /// clients, too.
     #[serde(default)]
     pub oversubscription: OversubscriptionPolicy,
+    /// Static partitions; `None`: the daemon was started without them.
+    #[serde(default)]
+    pub partitions: Option<Partitions>,
 }
 
 impl Limits {
@@ -185,6 +189,7 @@ impl Default for Limits {
             quantum: Quantum::DEFAULT,
             scheduling: SchedulingPolicy::default(),
             oversubscription: OversubscriptionPolicy::default(),
+            partitions: None,
         }
     }
 }

@@ -65,6 +65,8 @@ names! {
     NOTICES = "MPSSHIM_NOTICES";
     /// Whether servers have standbys.
     STANDBY = "MPSSHIM_STANDBY";
+    /// Whether multiprocessors can be reserved for clients.
+    STATIC_PARTITIONING = "MPSSHIM_STATIC_PARTITIONING";
     /// Address of the metrics endpoint.
     METRICS = "MPSSHIM_METRICS";
 }
@@ -86,7 +88,7 @@ pub const MOST_COPY_THREADS: usize = 15;
 type Check = fn(&str) -> Result<(), String>;
 
 /// Settings whose invalid values are no errors of the programs that read them.
-const CHECKS: [(&str, Check); 9] = [
+const CHECKS: [(&str, Check); 10] = [
     (ACTIVE_THREAD_PERCENTAGE, percentage),
     (CLIENT_PRIORITY, priority),
     (PINNED_DEVICE_MEM_LIMIT, memory_limits),
@@ -96,6 +98,7 @@ const CHECKS: [(&str, Check); 9] = [
     (DISABLE, flag),
     (REQUIRED, flag),
     (STANDBY, flag),
+    (STATIC_PARTITIONING, flag),
 ];
 
 /// Warnings about an environment, sorted: names that begin with [`PREFIX`] and are no setting, and invalid values. An

@@ -18,6 +18,9 @@ pub const PINNED_DEVICE_MEM_LIMIT: &str = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
 /// Environment variable: client priority, 0 normal, 1 below normal; a client's own, and the daemon's default.
 pub const CLIENT_PRIORITY: &str = "CUDA_MPS_CLIENT_PRIORITY";
 
+/// Environment variable: static partition of a client, as `GPU-…/1`.
+pub const SM_PARTITION: &str = "CUDA_MPS_SM_PARTITION";
+
 /// First bytes of a [`ClientHello`].
 pub const MAGIC_CLIENT: [u8; 4] = *b"MPSC";
 /// First bytes of a command packet of a user interface.
@@ -36,7 +39,7 @@ pub const LONGEST_REASON: usize = 500;
 pub const WAIT_NOTICE: Duration = Duration::from_secs(1);
 
 /// Version of the wire format. Raised with any change to messages, ring, segment or handshake.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// Descriptors of a [`Welcome`] in proxy mode, in order.
 pub const WELCOME_DESCRIPTORS: [&str; 2] = ["segment (sealed memfd)", "doorbell (eventfd)"];
@@ -54,7 +57,10 @@ pub const MAX_DEVICES: usize = 16;
 /// Bytes of [`ClientHello::visible`]: UUIDs of [`MAX_DEVICES`] devices, with commas.
 pub const VISIBLE_LEN: usize = MAX_DEVICES * 41;
 
-/// First packet of a client. 720 bytes.
+/// Bytes of [`ClientHello::partition`]: a UUID, a slash, a number, and one more, which tells that a name is too long.
+pub const PARTITION_LEN: usize = 56;
+
+/// First packet of a client. 784 bytes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ClientHello {
@@ -85,6 +91,10 @@ pub struct ClientHello {
     pub notices: u64,
     /// `CUDA_VISIBLE_DEVICES`.
     pub visible: [u8; VISIBLE_LEN],
+    /// Bytes of `partition` that are filled; 0: the client names no static partition.
+    pub partition_len: u64,
+    /// [`SM_PARTITION`].
+    pub partition: [u8; PARTITION_LEN],
 }
 
 impl ClientHello {
@@ -106,9 +116,34 @@ impl ClientHello {
         let list = std::str::from_utf8(bytes).ok()?;
         (self.visible_listed == 1).then_some(list)
     }
+
+    /// Sets the static partition. A name that is too long is cut, and then names no partition that can exist.
+    #[must_use]
+    pub fn with_partition(mut self, name: Option<&[u8]>) -> ClientHello {
+        let name = name.unwrap_or_default();
+        let len = name.len().min(PARTITION_LEN);
+        self.partition_len = len as u64;
+        self.partition = [0; PARTITION_LEN];
+        self.partition[..len].copy_from_slice(&name[..len]);
+        self
+    }
+
+    /// The static partition that the client names; bytes that are no text become `?`.
+    pub fn partition(&self) -> Option<String> {
+        let len = usize::try_from(self.partition_len).unwrap_or(usize::MAX);
+        let printable = |byte: &u8| match byte {
+            0x20..=0x7e => char::from(*byte),
+            _ => '?',
+        };
+        let name: String = self.partition[..len.min(PARTITION_LEN)]
+            .iter()
+            .map(printable)
+            .collect();
+        (!name.is_empty()).then_some(name)
+    }
 }
 
-const _: () = assert!(size_of::<ClientHello>() == 720);
+const _: () = assert!(size_of::<ClientHello>() == 784);
 const _: () = assert!(size_of::<Welcome>() > MAGIC_WAIT.len() + LONGEST_REASON);
 
 /// The server's reply to the hello. `status` is a `CUresult`; when it is not 0 there are no descriptors.
@@ -187,6 +222,26 @@ mod tests {
         let mut hostile = with(b"1");
         hostile.visible_len = u32::MAX;
         assert_eq!(hostile.visible(), None);
+    }
+
+    #[test]
+    fn a_partition_s_name_is_told_or_cut() {
+        let hello = ClientHello::new_zeroed();
+        assert_eq!(hello.partition(), None);
+        let with = |name: &[u8]| hello.with_partition(Some(name)).partition();
+        assert_eq!(with(b""), None);
+        assert_eq!(with(b"GPU-00/1").as_deref(), Some("GPU-00/1"));
+        assert_eq!(with(b"a\xff\n").as_deref(), Some("a??"));
+        let longest = format!("GPU-00000000-0000-0000-0000-000000000000/{}", u32::MAX);
+        assert!(longest.len() < PARTITION_LEN);
+        assert_eq!(with(longest.as_bytes()), Some(longest));
+        assert_eq!(with(&[b'1'; 99]), Some("1".repeat(PARTITION_LEN)));
+        let mut hostile = hello.with_partition(Some(b"1"));
+        hostile.partition_len = u64::MAX;
+        assert_eq!(
+            hostile.partition().map(|name| name.len()),
+            Some(PARTITION_LEN)
+        );
     }
 
     /// A UUID takes 40 characters and a comma.

@@ -5,7 +5,9 @@ use crossbeam_channel::Sender;
 use mpsshim_api::cuda::CUresult;
 use mpsshim_control::user_memory::Users;
 use mpsshim_model::client::{Credentials, EngineEvent};
-use mpsshim_proto::handshake::{ClientHello, MAGIC_WELCOME, PROTOCOL_VERSION, Welcome};
+use mpsshim_proto::handshake::{
+    ClientHello, LONGEST_REASON, MAGIC_REFUSAL, MAGIC_WELCOME, PROTOCOL_VERSION, Welcome,
+};
 use mpsshim_proto::{shm, wire};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -91,6 +93,18 @@ pub fn welcome(status: CUresult) -> Welcome {
     welcome.status = status.0;
     welcome.server_pid = std::process::id();
     welcome
+}
+
+/// Gives a client that takes such packets the reason of the refusal that follows. The client may have ended already.
+pub fn tell_reason(socket: &OwnedFd, hello: &ClientHello, why: &str) {
+    if hello.notices == 1 {
+        let mut end = why.len().min(LONGEST_REASON);
+        while !why.is_char_boundary(end) {
+            end -= 1;
+        }
+        let packet = [&MAGIC_REFUSAL[..], &why.as_bytes()[..end]].concat();
+        let _ = shm::send_packet(socket.as_fd(), &packet, &[]);
+    }
 }
 
 /// Refuses a client and reports the reason. The client, and the receiver of `events`, may have ended already.

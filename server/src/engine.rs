@@ -94,6 +94,7 @@ impl Engine {
         let keeping = Keeping::new(keeper);
         let settings = (config.marks, config.launch_run);
         let host_memory = config.host_memory.clone();
+        let partitions = config.partitions.clone();
         let opened = (driver, devices, arena);
         let gpu = Gpu::new(opened, printing, keeping, settings, host_memory)
             .context("the server's flags")?;
@@ -156,6 +157,7 @@ impl Engine {
             .lanes
             .watcher
             .set(threads[shared.lanes.dispatchers.len()].thread().clone());
+        shared.roster.limits.lock().partitions = partitions;
         scheduling::adopt::run(&shared).context("sessions of the server before")?;
         Ok(Engine { shared, threads })
     }

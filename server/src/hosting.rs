@@ -8,7 +8,8 @@ use crate::keeper::Keeper;
 use crate::serve::Host;
 use crossbeam_channel::{Receiver, Sender, bounded};
 use mpsshim_api::cuda::{
-    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_MPS_CONNECTION_FAILED, CUresult,
+    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_NOT_SUPPORTED,
+    CUresult,
 };
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::link::{MoveMemory, Others};
@@ -19,6 +20,7 @@ use mpsshim_model::host_memory::HostMemory;
 use mpsshim_model::limits::{Limits, Usage};
 use mpsshim_model::mode::by_device::DeviceModes;
 use mpsshim_model::mode::{Mode, Modes};
+use mpsshim_model::partitions::Partitions;
 use mpsshim_model::policy::MarkKind;
 use mpsshim_model::policy::TurnPolicy;
 use mpsshim_model::suspension::Unmoved;
@@ -52,6 +54,8 @@ pub struct HostingConfig {
     pub marks: MarkKind,
     /// Maximum number of kernels in a launch batch.
     pub launch_run: usize,
+    /// Static partitions of the clients of a previous server.
+    pub partitions: Option<Partitions>,
     /// Pinned host memory that the clients of each user may have.
     pub host_memory: HostMemory,
     /// How long an idle dispatch thread of the engine polls for calls before it sleeps, at most.
@@ -66,6 +70,7 @@ impl HostingConfig {
             dispatch_threads: self.dispatch_threads,
             marks: self.marks,
             launch_run: self.launch_run,
+            partitions: self.partitions.clone(),
             host_memory: self.host_memory.clone(),
             max_spin: self.max_spin,
             further_context: self.further_context,
@@ -309,6 +314,14 @@ impl Host for Hosting {
             Ok(mode) => match self.why_unavailable(mode) {
                 Some(why) => self.refuse(arrival, CUDA_ERROR_DEVICE_UNAVAILABLE, why),
                 None if mode == Mode::Proxy => self.add_proxied(arrival),
+                None if self.parts.lock().limits.partitions.is_some() => {
+                    let why =
+                        "static partitioning is on (-S), with which clients get proxy mode only";
+                    let socket = Stranger::new(arrival.0, who.uid);
+                    admission::tell_reason(&socket, &hello, why);
+                    let (status, why) = (CUDA_ERROR_NOT_SUPPORTED, why.to_owned());
+                    admission::refuse(&self.events, &socket, who, status, why);
+                }
                 None => self.add_direct(arrival),
             },
             Err(error) => {

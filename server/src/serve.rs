@@ -295,6 +295,7 @@ impl<H: Host> Serving<H> {
             quantum,
             scheduling,
             oversubscription,
+            partitions,
         } = &self.limits;
         tracing::info!("Active Threads Percentage set to {threads}");
         for (device, bytes) in memory {
@@ -310,6 +311,10 @@ impl<H: Host> Serving<H> {
             }
         }
         tracing::info!("Server Priority set to {priority}");
+        let partitions = partitions.iter().flat_map(|partitions| partitions.all());
+        for (name, chunks) in partitions {
+            tracing::info!("Partition {name} has {} chunks", chunks.len());
+        }
         // NVIDIA's server has no such line: the default quantum is not logged.
         if *quantum != Quantum::DEFAULT {
             tracing::info!("Quantum of direct mode set to {quantum} ms");

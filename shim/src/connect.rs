@@ -312,10 +312,12 @@ fn hello() -> ClientHello {
         },
         priority: settings::client_priority(),
         nvidia_mps: nvidia_mps::listens().into(),
-        notices: settings::notices().into(),
+        // The program is refused if the partition does not exist, and says so.
+        notices: (settings::notices() || settings::sm_partition().is_some()).into(),
         ..ClientHello::new_zeroed()
     }
     .with_visible(settings::visible_devices().as_deref())
+    .with_partition(settings::sm_partition().as_deref())
 }
 
 /// Sends the hello and takes the welcome with its descriptors.

@@ -24,7 +24,7 @@ use crate::loader::symbols::{self, COUNT, SYMBOLS, Target};
 use crate::proxy::calls::{SERVED, entries};
 use crate::proxy::pages;
 use crate::refusal::refuse;
-use crate::{connect, daemon, direct, log, settings};
+use crate::{connect, daemon, direct, log, nvidia_mps, settings};
 
 /// Where calls go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -156,6 +156,7 @@ fn decide(flags: u32) -> Result<(), CUresult> {
         }
         // The daemon has gone meanwhile.
         (None, _) if settings::required() => Err(no_daemon()),
+        (None, _) if is_in_partition() => Err(no_partition()),
         (None, Some(driver)) => {
             if !settings::disabled() {
                 tracing::info!(directory = %searched(), "no daemon listens there: running on the genuine driver, unshared");
@@ -175,6 +176,9 @@ fn check_settings(daemon: bool) -> Result<(), CUresult> {
         let why = format_args!("MPSSHIM_MODE={mode} is neither proxy nor direct");
         return Err(refuse(CUDA_ERROR_INVALID_VALUE, why));
     }
+    if !daemon && is_in_partition() {
+        return Err(no_partition());
+    }
     if !settings::required() {
         return Ok(());
     }
@@ -190,6 +194,20 @@ fn check_settings(daemon: bool) -> Result<(), CUresult> {
         return Err(no_daemon());
     }
     Ok(())
+}
+
+/// Whether the program names a static partition of this product's daemon, not of NVIDIA's.
+fn is_in_partition() -> bool {
+    settings::sm_partition().is_some() && !settings::disabled() && !nvidia_mps::listens()
+}
+
+fn no_partition() -> CUresult {
+    let why = format_args!(
+        "no control daemon listens in {}, and {} is set",
+        searched(),
+        settings::SM_PARTITION
+    );
+    refuse(CUDA_ERROR_MPS_CONNECTION_FAILED, why)
 }
 
 fn no_daemon() -> CUresult {

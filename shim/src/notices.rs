@@ -23,6 +23,8 @@ pub struct Notices<'a> {
     /// The daemon's pipe directory.
     directory: &'a Path,
     is_on: bool,
+    /// Refusals are told in any case.
+    names_partition: bool,
     has_waited: bool,
     /// The daemon's reason for a refusal.
     refusal: Option<String>,
@@ -34,6 +36,7 @@ impl<'a> Notices<'a> {
         Notices {
             directory,
             is_on: wanted && settings::notices(),
+            names_partition: settings::sm_partition().is_some(),
             has_waited: false,
             refusal: None,
         }
@@ -75,7 +78,10 @@ impl<'a> Notices<'a> {
     /// The program has no session, for this reason of the server's or the daemon's.
     pub fn refused(&self, status: CUresult) {
         let reason = self.refusal.as_deref().unwrap_or_else(|| reason(status));
-        self.say(&format!(
+        if !(self.is_on || self.names_partition) {
+            return;
+        }
+        self.write(&format!(
             "no session ({status}): {reason}; {}",
             remedy(status)
         ));
@@ -90,13 +96,17 @@ impl<'a> Notices<'a> {
 
     fn say(&self, text: &str) {
         if self.is_on {
-            let (directory, owner) = (self.directory.display(), owner(self.directory));
-            // Unlike eprintln it does not panic where nothing can be written.
-            let _ = writeln!(
-                std::io::stderr(),
-                "mpsshim: daemon in {directory}, {owner}: {text}"
-            );
+            self.write(text);
         }
+    }
+
+    fn write(&self, text: &str) {
+        let (directory, owner) = (self.directory.display(), owner(self.directory));
+        // Unlike eprintln it does not panic where nothing can be written.
+        let _ = writeln!(
+            std::io::stderr(),
+            "mpsshim: daemon in {directory}, {owner}: {text}"
+        );
     }
 }
 

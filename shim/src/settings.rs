@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 pub use mpsshim_proto::handshake::{
-    ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, PINNED_DEVICE_MEM_LIMIT,
+    ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, PINNED_DEVICE_MEM_LIMIT, SM_PARTITION,
 };
 
 /// The genuine driver's file, `MPSSHIM_CUDA_LIBRARY`.
@@ -37,7 +37,7 @@ pub fn required() -> bool {
     read(environment::REQUIRED).is_some_and(|value| value != "0")
 }
 
-/// The mode that the program asks for, `MPSSHIM_MODE`: as [`mpsshim_proto::handshake::ClientHello::mode`] has it. Where it
+/// The mode that the program asks for, `MPSSHIM_MODE`, as in [`mpsshim_proto::handshake::ClientHello::mode`]. Where it
 /// is not set and a tool [injects itself](injected), direct mode.
 ///
 /// # Errors
@@ -87,6 +87,11 @@ pub fn percentage_per_context() -> bool {
 /// The folder of the socket of NVIDIA's control daemon, `CUDA_MPS_PIPE_DIRECTORY`.
 pub fn nvidia_pipe_directory() -> Option<OsString> {
     read("CUDA_MPS_PIPE_DIRECTORY")
+}
+
+/// The static partition that the program names, [`SM_PARTITION`].
+pub fn sm_partition() -> Option<Vec<u8>> {
+    read(SM_PARTITION).map(OsString::into_vec)
 }
 
 /// [`PINNED_DEVICE_MEM_LIMIT`].

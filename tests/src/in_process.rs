@@ -56,6 +56,7 @@ impl InProcess {
             dispatch_threads: 2,
             marks,
             launch_run: LAUNCH_RUN,
+            partitions: None,
             host_memory: HostMemory::default(),
             max_spin: Duration::from_micros(settings::DEFAULT_MAX_SPIN_US),
             further_context: Duration::from_secs(15),

@@ -102,6 +102,9 @@ impl Daemon {
             | Command::SetMemoryLimit(..)
             | Command::UserMemoryLimit(..)
             | Command::SetUserMemoryLimit(..)
+            | Command::AddPartition(..)
+            | Command::RemovePartition(..)
+            | Command::Partitions
                 if self.devices.known().is_none() =>
             {
                 match self.devices.search(self.servers.launcher()) {
@@ -311,6 +314,9 @@ impl Daemon {
             Command::SetUserMemoryLimit(uid, device, limit) => {
                 self.set_user_memory_limit(*uid, device, *limit)
             }
+            Command::AddPartition(device, chunks) => self.add_partition(device, *chunks),
+            Command::RemovePartition(device, partition) => self.remove_partition(device, partition),
+            Command::Partitions => self.partitions().map(print),
             Command::Priority => Ok(print(listing::priority(self.servers.default_limits()))),
             Command::SetPriority(priority) => {
                 let change = |limits: &mut Limits| limits.priority = *priority;
@@ -570,6 +576,31 @@ impl Daemon {
         let limits = self.servers.default_limits();
         let device = self.device(device)?;
         Ok(listing::user_memory_limit(uid, limits, device))
+    }
+
+    fn add_partition(&mut self, device: &str, chunks: u32) -> Outcome {
+        self.servers.partitions().map_err(Answer::failed)?;
+        let device = self.device(device)?.1.clone();
+        let name = self.servers.add_partition(&device, chunks);
+        let name = name.map_err(Answer::failed)?;
+        Ok(Answer::done(format!("Partition {name} created")))
+    }
+
+    fn remove_partition(&mut self, device: &str, partition: &str) -> Outcome {
+        self.servers.partitions().map_err(Answer::failed)?;
+        let device = self.device(device)?.1.clone();
+        let removed = self.servers.remove_partition(&device, partition);
+        removed.map_err(Answer::failed)?;
+        Ok(Answer::done(""))
+    }
+
+    fn partitions(&self) -> Result<Listing, Answer> {
+        let partitions = self.servers.partitions().map_err(Answer::failed)?;
+        let devices = self.devices.known().unwrap_or_default();
+        let is_in_use = |device: &DeviceInfo, partition: Option<&str>| {
+            self.servers.is_in_use(device, partition)
+        };
+        Ok(listing::partitions(devices, partitions, is_in_use))
     }
 
     /// Applies to all servers, running and future, since a user may have clients at several.

@@ -130,6 +130,7 @@ mod tests {
                 pci: "0000:00:06.0".into(),
                 memory: 1,
                 compute_mode,
+                chunks: Default::default(),
             };
             super::compute_mode(0, &device)
         };

@@ -106,13 +106,14 @@ impl Servers {
         }
     }
 
-    /// Tells the servers the limits of users and the scheduling.
+    /// Tells the servers the limits of users, the scheduling and the static partitions.
     fn tell_policies(&mut self) {
         for index in 0..self.running.len() {
             let Limits {
                 user_memory,
                 scheduling,
                 oversubscription,
+                partitions,
                 ..
             } = self.limits_for(self.running[index].uid);
             let server = &mut self.running[index];
@@ -120,13 +121,14 @@ impl Servers {
                 user_memory,
                 scheduling,
                 oversubscription,
+                partitions,
                 ..server.limits.clone()
             };
             if limits != server.limits
                 && let Err(why) = server.order_limits(limits)
             {
                 tracing::warn!(
-                    "{why}: it keeps to the limits of users and the policies that it had"
+                    "{why}: it keeps to the limits of users, the policies and the partitions that it had"
                 );
             }
         }

@@ -39,6 +39,7 @@ impl Servers {
             check(&said.limits, of, devices)?;
             let program = said.quarantined.as_ref();
             check_program(program, of)?;
+            self.check_partitions(&said.limits, uid)?;
             Ok((self.may_take_over(connection.as_fd(), who, program)?, said))
         });
         let link = Link::to_user(connection, uid);
@@ -77,6 +78,7 @@ impl Servers {
         }
         server.quarantined = quarantined;
         self.running.push(server);
+        self.adopt_partitions(&limits, pid);
         self.adopt_policies(&limits, uid);
     }
 

@@ -68,12 +68,23 @@ pub struct Client {
     pub uid: u32,
     /// It has ended, but its work on the device goes on.
     pub stuck: bool,
+    /// Name of the static partition that it has.
+    pub partition: Option<String>,
     /// The first word of its command line, if known.
     pub command: Option<String>,
     /// Its program, if known.
     pub program: Option<Program>,
     /// Its command line and program are being read.
     pub(super) reading: Option<Reading>,
+}
+
+impl Client {
+    /// Whether its static partition is on the device with this UUID.
+    pub(super) fn is_on(&self, uuid: &str) -> bool {
+        let partition = self.partition.as_deref();
+        let device = partition.and_then(|name| name.rsplit_once('/'));
+        device.is_some_and(|(device, _)| device == uuid)
+    }
 }
 
 /// One server process.
@@ -384,6 +395,7 @@ impl Server {
                 session,
                 pid: client,
                 uid,
+                partition,
             } => {
                 if uid != self.uid && !self.trusted {
                     return Err(format!("it reports a client of user {uid}"));
@@ -401,6 +413,7 @@ impl Server {
                     pid: client,
                     uid,
                     stuck: false,
+                    partition: partition.filter(|name| name.len() <= LONGEST_NAME),
                     command: known.command,
                     program: known.program,
                     reading: None,
@@ -538,6 +551,9 @@ fn check_devices(devices: &[DeviceInfo]) -> Result<(), String> {
     let is_device = |device: &DeviceInfo| {
         [&device.name, &device.uuid, &device.pci].map(|text| is_name(text)) == [true; 3]
     };
+    if !devices.iter().all(|device| device.chunks.is_plausible()) {
+        return Err("it reports a device with impossible chunks".to_owned());
+    }
     if !devices.iter().all(is_device) {
         return Err("it reports a device with an invalid name".to_owned());
     }
@@ -556,6 +572,7 @@ mod tests {
             pci: "0000:00:06.0".into(),
             memory: 1 << 30,
             compute_mode: Default::default(),
+            chunks: Default::default(),
         };
         assert_eq!(
             check_devices(&vec![device("NVIDIA H200"); MAX_DEVICES]),

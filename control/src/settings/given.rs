@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 pub use mpsshim_proto::handshake::{
-    ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, PINNED_DEVICE_MEM_LIMIT,
+    ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, PINNED_DEVICE_MEM_LIMIT, SM_PARTITION,
 };
 
 /// A value that was given for a setting.

@@ -139,6 +139,7 @@ mod tests {
             pci: "0000:00:06.0".into(),
             memory: 1 << 30,
             compute_mode: Default::default(),
+            chunks: Default::default(),
         };
         uuids.iter().map(device).collect()
     }

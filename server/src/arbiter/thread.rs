@@ -262,6 +262,7 @@ impl Arbiting {
                 session,
                 pid: who.pid,
                 uid: who.uid,
+                partition: None,
             },
             socket,
             bell,

@@ -16,6 +16,7 @@ use mpsshim_control::target::Target;
 use mpsshim_control::top;
 use mpsshim_control::ui::{Ui, UiError};
 use mpsshim_control::wire::Answer;
+use mpsshim_model::partitions::Partitions;
 use std::fs;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::path::Path;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
     let starts = options.daemon || options.foreground;
     for (given, name) in [
         (options.multi_user, "-M"),
+        (options.static_partitioning, "-S"),
         (options.ready_devices, "-q"),
         (options.mode.is_some(), "--mode"),
         (options.metrics.is_some(), "--metrics"),
@@ -76,6 +78,10 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         return Ok(true);
     }
     settings.mode = options.mode.clone().or(settings.mode);
+    if options.static_partitioning {
+        let limits = &mut settings.defaults.limits;
+        limits.partitions = Some(Partitions::default());
+    }
     settings.metrics = options.metrics.or(settings.metrics);
     // So that scrapes do not wait for the devices.
     let ready_devices = options.ready_devices || settings.metrics.is_some();

@@ -103,10 +103,11 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
         settings.control_socket().display()
     );
     let control = settings.control_socket();
-    let config = HostingConfig {
+    let mut config = HostingConfig {
         cuda_library: settings.cuda_library,
         nvml_library: settings.nvml_library,
         max_clients: options.max_clients,
+        partitions: None,
         modes: options.mode.clone(),
         visible_devices: std::env::var("CUDA_VISIBLE_DEVICES").ok(),
         turns: options.turns,
@@ -143,6 +144,7 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
             })
             .ok(),
     };
+    config.partitions = limits.partitions.clone();
     let host = Hosting::start((opened, ahead), config, keeper, events)
         .context("cannot start the engine")?;
     let terms = (limits, options.quarantined.clone());

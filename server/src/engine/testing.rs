@@ -288,6 +288,7 @@ impl Fixture {
         let arena = HostArena::new().expect("the arena");
         let file = sealed_memfd(c"mpsshim-test", 0).expect("a file");
         let config = EngineConfig {
+            partitions: None,
             dispatch_threads: 1,
             marks: MarkKind::Written,
             launch_run: LAUNCH_RUN,
@@ -323,6 +324,7 @@ impl Fixture {
             session: 1,
             pid: 1,
             uid: 0,
+            partition: None,
         };
         let terms = Terms {
             threads: Percentage::ALL,

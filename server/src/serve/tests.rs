@@ -33,6 +33,7 @@ fn info(session: u64) -> ClientInfo {
         session,
         pid: 100 + session as i32,
         uid: 0,
+        partition: None,
     }
 }
 
@@ -51,6 +52,7 @@ impl Host for Fake {
             pci: "0000:00:06.0".into(),
             memory: 1 << 30,
             compute_mode: Default::default(),
+            chunks: Default::default(),
         }]
     }
     fn terminate(&self, session: u64) {
@@ -396,6 +398,7 @@ fn a_fault_is_told_and_ends_the_server() {
                     session: 1,
                     pid: 1,
                     uid: 0,
+                    partition: None,
                 },
                 kernel: Some("stray".into()),
             }],

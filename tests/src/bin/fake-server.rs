@@ -73,6 +73,7 @@ impl Host for Fake {
             session,
             pid: who.pid,
             uid: who.uid,
+            partition: None,
         };
         let limits = self.limits.lock().expect("limits").clone();
         let usage = Usage {
@@ -149,6 +150,7 @@ fn devices() -> Vec<DeviceInfo> {
         pci: "0000:00:06.0".into(),
         memory: 4 << 30,
         compute_mode: Default::default(),
+        chunks: Default::default(),
     }]
 }
 

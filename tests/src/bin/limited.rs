@@ -3,6 +3,8 @@
 //! - `limited show`: multiprocessors, and memory in MiB;
 //! - `limited where`: on how many multiprocessors a kernel runs, launched in a stream, from a captured graph and from a
 //!   graph built by hand;
+//! - `limited whereabouts`: for each line of input, on which multiprocessors a kernel runs;
+//! - `limited green`: multiprocessors of the device's resource, and on how many a green context of it runs;
 //! - `limited contexts PERCENT...`: the same for a context made under each percentage in the environment;
 //! - `limited allocate BYTES`: for each way to allocate, how many pieces of so many bytes there are until one is refused,
 //!   and with what; at most [`MOST`];
@@ -133,12 +135,17 @@ impl Probe {
     }
 
     fn count(&mut self, run: impl FnOnce(&mut Probe) -> Status) -> Status<usize> {
+        Ok(self.seen(run)?.len())
+    }
+
+    /// The multiprocessors on which kernels run.
+    fn seen(&mut self, run: impl FnOnce(&mut Probe) -> Status) -> Status<Vec<usize>> {
         cu!(cuMemsetD8Async, self.out, 0u8, 4096usize, self.stream).ok()?;
         run(self)?;
         cu!(cuStreamSynchronize, self.stream).ok()?;
         let mut seen = [0u32; 1024];
         cu!(cuMemcpyDtoH_v2, seen.as_mut_ptr(), self.out, 4096usize).ok()?;
-        Ok(seen.iter().filter(|used| **used != 0).count())
+        Ok((0..1024).filter(|at| seen[*at] != 0).collect())
     }
 
     fn run_graph(&self, graph: CUgraph) -> Status {
@@ -190,6 +197,55 @@ fn places() -> Status {
     println!("launched {}", probe.count(Probe::launch)?);
     println!("captured {}", probe.count(Probe::captured)?);
     println!("by hand {}", probe.count(Probe::by_hand)?);
+    Ok(())
+}
+
+fn whereabouts() -> Status {
+    primary()?;
+    let mut probe = Probe::new()?;
+    for _ in std::io::stdin().lines() {
+        let seen = probe.seen(Probe::launch)?;
+        let seen: Vec<String> = seen.iter().map(usize::to_string).collect();
+        println!("on {}", seen.join(" "));
+    }
+    Ok(())
+}
+
+fn green() -> Status {
+    primary()?;
+    let mut probe = Probe::new()?;
+    let mut whole = CUdevResource::INVALID;
+    let kind = CU_DEV_RESOURCE_TYPE_SM;
+    cu!(cuDeviceGetDevResource, 0 as CUdevice, &mut whole, kind).ok()?;
+    println!("resource {}", whole.sm[0]);
+    let mut description = CUdevResourceDesc::NULL;
+    cu!(
+        cuDevResourceGenerateDesc,
+        &mut description,
+        &mut whole,
+        1u32
+    )
+    .ok()?;
+    let mut green = CUgreenCtx::NULL;
+    let flags = CU_GREEN_CTX_DEFAULT_STREAM;
+    cu!(
+        cuGreenCtxCreate,
+        &mut green,
+        description,
+        0 as CUdevice,
+        flags
+    )
+    .ok()?;
+    let stream = &mut probe.stream;
+    cu!(
+        cuGreenCtxStreamCreate,
+        stream,
+        green,
+        CU_STREAM_NON_BLOCKING,
+        0 as c_int
+    )
+    .ok()?;
+    println!("in a green context {}", probe.count(Probe::launch)?);
     Ok(())
 }
 
@@ -471,6 +527,8 @@ fn main() -> ExitCode {
         match arguments.first().map(String::as_str) {
             Some("show") => show(),
             Some("where") => places(),
+            Some("whereabouts") => whereabouts(),
+            Some("green") => green(),
             Some("contexts") => contexts(&arguments[1..]),
             Some("allocate") => allocate(arguments[1].parse().expect("bytes")),
             Some("ends") => ends(arguments[1].parse().expect("bytes")),

@@ -30,6 +30,7 @@ mod operator_limits;
 mod outlive;
 mod oversubscription;
 mod pages;
+mod partitions;
 mod pinned;
 mod prompt;
 mod proxy;

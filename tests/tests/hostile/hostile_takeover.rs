@@ -47,6 +47,7 @@ fn ready(device: &str) -> ToDaemon {
         pci: "0000:00:07.0".into(),
         memory: 1 << 20,
         compute_mode: Default::default(),
+        chunks: Default::default(),
     };
     ToDaemon::Ready {
         devices: vec![device],
@@ -156,6 +157,7 @@ fn reports_that_no_server_makes_end_it() {
         session: 1,
         pid: 1,
         uid: two,
+        partition: None,
     };
     let on_terminals = ready("\x1b[2Jx");
     for (said, why) in [

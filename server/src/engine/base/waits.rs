@@ -142,6 +142,7 @@ mod tests {
             session: *session,
             pid: 100 + *session as i32,
             uid: 0,
+            partition: None,
         };
         Blockers {
             clients: sessions.iter().map(client).collect(),

@@ -123,9 +123,10 @@ impl Session {
     pub fn green_create(&mut self, shared: &Shared, body: GreenCreate) -> Reply {
         self.check_parts()?;
         let device = shared.gpu.device(body.device)?;
-        let description = match body.description {
-            0 => CUdevResourceDesc::NULL,
-            at => self
+        let description = match (body.description, self.place_on(device)) {
+            (0, None) => CUdevResourceDesc::NULL,
+            (0, Some(place)) => place.description(&shared.gpu.driver)?,
+            (at, _) => self
                 .objects
                 .resources
                 .description(at as usize - 1, device.ordinal)?,
@@ -150,10 +151,15 @@ impl Session {
     pub fn confine(&mut self, shared: &Shared, body: Confine) -> Reply {
         self.check_parts()?;
         let device = shared.gpu.device(body.device)?;
-        let partition = device.partition(&shared.gpu.driver)?;
         let asked = Percentage::from_hundredths(body.hundredths).unwrap_or(Percentage::ALL);
         let threads = asked.min(self.shared.terms.threads);
-        let place = partition.place(threads.of(partition.total));
+        let place = match self.place_on(device) {
+            Some(place) => place.part(threads),
+            None => {
+                let partition = device.partition(&shared.gpu.driver)?;
+                partition.place(threads.of(partition.total))
+            }
+        };
         let count = place.count;
         let green = place.green(&shared.gpu.driver, device)?;
         self.objects
@@ -164,18 +170,18 @@ impl Session {
         Ok(super::value(count.into()))
     }
 
+    fn place_on(&self, device: &Device) -> Option<&Place> {
+        let place = self.objects.places.get(device.ordinal.index());
+        place.and_then(Option::as_ref)
+    }
+
     /// The part of a device that the session may use; `None`: the whole device.
     ///
     /// # Errors
-    /// Driver errors.
+    /// Driver errors; `CUDA_ERROR_DEVICE_UNAVAILABLE` if static partitions of other clients leave nothing of it.
     pub fn part_of(&self, shared: &Shared, device: &Device) -> Result<Option<GreenRef>, CUresult> {
-        let place = self
-            .objects
-            .places
-            .get(device.ordinal.index())
-            .and_then(Option::as_ref);
         let green = |place: &Place| place.green(&shared.gpu.driver, device);
-        place.map(green).transpose()
+        self.place_on(device).map(green).transpose()
     }
 
     /// `cuGreenCtxDestroy`, once its last stream has drained.

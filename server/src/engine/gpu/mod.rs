@@ -32,14 +32,17 @@ use crate::engine::base::side::{self, SIDES, Side};
 use crate::engine::gpu::devices::{Device, Devices, Grant};
 use crate::engine::gpu::green::GreenRef;
 use crate::engine::gpu::host::{BegunBlock, HostArena, HostBlock, Paid, ServerFlags};
-use crate::engine::gpu::partition::Place;
+use crate::engine::gpu::partition::{Ground, Place};
 use crate::engine::gpu::spare::Spare;
 use crate::engine::gpu::virtual_arena::VirtualArena;
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::*;
 use mpsshim_model::host_memory::HostMemory;
 use mpsshim_model::limits::Percentage;
+use mpsshim_model::partitions::{self, Partitions};
 use mpsshim_model::policy::MarkKind;
+use mpsshim_proto::handshake::SM_PARTITION;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
@@ -48,6 +51,28 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 pub const WINDOW: u64 = 256;
 /// Limit of operations in flight per stream while clients wait at the gate.
 const WINDOW_BESIDE_LOAD: u64 = 16;
+
+/// Why a client cannot have a part of the devices.
+#[derive(Debug, thiserror::Error)]
+pub enum NoPlace {
+    /// The driver cannot partition a device for the client's percentage.
+    #[error("the driver cannot partition the device ({0})")]
+    Percentage(CUresult),
+    /// The driver cannot partition a device that has static partitions.
+    #[error("the driver cannot partition the device ({0})")]
+    Partition(CUresult),
+    /// The client names a static partition, and there can be none.
+    #[error("{var}={0}, and the daemon was started without -S", var = SM_PARTITION)]
+    Off(String),
+    /// There is no such static partition.
+    #[error("{var}={0}: there is no such partition; lspart lists the partitions", var = SM_PARTITION)]
+    Unknown(String),
+    /// The client names no partition, and no multiprocessors are outside of partitions.
+    #[error(
+        "all multiprocessors are in static partitions; set {SM_PARTITION} to one that lspart lists"
+    )]
+    Full,
+}
 
 /// The devices, the driver, and the state of the contexts.
 pub struct Gpu {
@@ -190,11 +215,56 @@ impl Gpu {
         }
     }
 
-    /// The part of a device for an active thread percentage; `None` for all of it.
+    /// The part of each device, by ordinal, for an active thread percentage and the static partition with this name;
+    /// `None` for all of a device.
     ///
     /// # Errors
-    /// Driver errors, if it cannot partition the device.
-    pub fn place(&self, device: &Device, threads: Percentage) -> Result<Option<Place>, CUresult> {
+    /// As of [`NoPlace`].
+    pub fn places(
+        &self,
+        threads: Percentage,
+        partitions: Option<&Partitions>,
+        chosen: Option<&str>,
+    ) -> Result<Vec<Option<Place>>, NoPlace> {
+        let find = |name: &str| {
+            let partitions = partitions.ok_or_else(|| NoPlace::Off(name.to_owned()))?;
+            let found = partitions.find(name);
+            found.ok_or_else(|| NoPlace::Unknown(name.to_owned()))
+        };
+        let chosen = chosen.map(find).transpose()?;
+        let place = |device: &Device| {
+            let uuid = device.uuid.to_string();
+            let own = chosen.filter(|(of, ..)| *of == uuid);
+            let used = partitions.map_or_else(BTreeSet::new, |partitions| partitions.used(&uuid));
+            if used.is_empty() {
+                let place = self.place(device, threads);
+                return place.map_err(NoPlace::Percentage);
+            }
+            let ground = match own {
+                Some((_, _, chunks)) => Ground::Chunks(chunks),
+                None => Ground::Without(&used),
+            };
+            let partition = device.partition(&self.driver);
+            let place = partition
+                .map_err(NoPlace::Partition)?
+                .place_in(ground, threads);
+            match own {
+                Some((uuid, id, _)) if place.count == 0 => {
+                    Err(NoPlace::Unknown(partitions::name(uuid, id)))
+                }
+                _ => Ok(Some(place)),
+            }
+        };
+        let places = self.devices.iter().map(place);
+        let places = places.collect::<Result<Vec<_>, _>>()?;
+        let is_closed = |place: &Option<Place>| place.as_ref().is_some_and(|one| one.count == 0);
+        match !places.is_empty() && places.iter().all(is_closed) {
+            true => Err(NoPlace::Full),
+            false => Ok(places),
+        }
+    }
+
+    fn place(&self, device: &Device, threads: Percentage) -> Result<Option<Place>, CUresult> {
         if threads == Percentage::ALL {
             return Ok(None);
         }

@@ -7,6 +7,7 @@ use anyhow::Context;
 use mpsshim_api::cuda::{CUDA_ERROR_DEVICE_UNAVAILABLE, CUresult};
 use mpsshim_model::device::{ComputeMode, DeviceInfo};
 use mpsshim_model::driver::DriverInfo;
+use mpsshim_model::partitions::Chunks;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -64,7 +65,7 @@ impl OpenDriver {
 
     /// The devices, by ordinal.
     pub fn devices(&self) -> Vec<DeviceInfo> {
-        self.devices.iter().map(DeviceInfo::from).collect()
+        described(&self.driver, &self.devices)
     }
 
     /// The devices' UUIDs.
@@ -96,16 +97,19 @@ fn why_unavailable(device: &Device, status: CUresult) -> String {
     }
 }
 
-impl From<&Device> for DeviceInfo {
-    fn from(device: &Device) -> DeviceInfo {
-        DeviceInfo {
-            name: device.name.clone(),
-            uuid: device.uuid.to_string(),
-            pci: device.pci.clone(),
-            memory: device.memory,
-            compute_mode: device.compute_mode,
-        }
-    }
+/// The devices as the daemon knows them, by ordinal.
+fn described(driver: &Driver, devices: &Devices) -> Vec<DeviceInfo> {
+    let describe = |device: &Device| DeviceInfo {
+        name: device.name.clone(),
+        uuid: device.uuid.to_string(),
+        pci: device.pci.clone(),
+        memory: device.memory,
+        compute_mode: device.compute_mode,
+        chunks: device
+            .partition(driver)
+            .map_or_else(|_| Chunks::default(), |partition| partition.chunks()),
+    };
+    devices.iter().map(describe).collect()
 }
 
 /// The devices that a server here would serve, by ordinal.
@@ -113,8 +117,8 @@ impl From<&Device> for DeviceInfo {
 /// # Errors
 /// If there is no driver or no device, or the driver refuses.
 pub fn list_devices(cuda_library: Option<&Path>) -> anyhow::Result<Vec<DeviceInfo>> {
-    let (_, devices) = open(cuda_library)?;
-    Ok(devices.iter().map(DeviceInfo::from).collect())
+    let (driver, devices) = open(cuda_library)?;
+    Ok(described(&driver, &devices))
 }
 
 /// The driver that a server here would use, and its devices.
@@ -130,7 +134,7 @@ pub fn describe_driver(cuda_library: Option<&Path>) -> anyhow::Result<DriverInfo
     Ok(DriverInfo {
         path: file_of(driver.path()),
         version,
-        devices: devices.iter().map(DeviceInfo::from).collect(),
+        devices: described(&driver, &devices),
     })
 }
 

@@ -1,17 +1,22 @@
-//! Active thread percentages: a client limited to a part of a device's multiprocessors gets a green context of that
-//! many, in which its streams are created.
+//! Active thread percentages and static partitions: a client limited to a part of a device's multiprocessors gets a green
+//! context of that many, in which its streams are created.
 //!
 //! The driver splits a device into groups of multiprocessors that thread block clusters fit into (eight on compute
 //! capability 9.0) and a remainder. A place is a run of groups, with or without the remainder. Finer splits exist, but
 //! kernels with clusters of more than two blocks are refused there (docs/design/0010-limits.md).
+//!
+//! The groups are the chunks of static partitions: a client with a partition has places among its groups only, other
+//! clients among the rest of the device.
 
 use crate::engine::base::driver::Driver;
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::green::{Green, GreenRef, description};
 use mpsshim_api::cuda::*;
+use mpsshim_model::limits::Percentage;
+use mpsshim_model::partitions::Chunks;
 use mpsshim_proto::message::context::MAX_GROUPS;
 use parking_lot::Mutex;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// The pieces into which a device can be partitioned.
@@ -33,8 +38,19 @@ pub struct Partition {
 pub struct Place {
     partition: Arc<Partition>,
     pieces: Vec<usize>,
-    /// Number of multiprocessors.
+    /// The pieces of which they are a part.
+    ground: Vec<usize>,
+    /// Number of multiprocessors; 0: the client must not use the device.
     pub count: u32,
+}
+
+/// The part of a device in which a client may have a place, as chunks.
+#[derive(Clone, Copy, Debug)]
+pub enum Ground<'a> {
+    /// Chunks of a static partition.
+    Chunks(&'a [u32]),
+    /// The device without these chunks.
+    Without(&'a BTreeSet<u32>),
 }
 
 impl Drop for Place {
@@ -94,16 +110,68 @@ impl Partition {
         (streams, made.len())
     }
 
+    /// The chunks of the device.
+    pub fn chunks(&self) -> Chunks {
+        Chunks {
+            multiprocessors: self.total,
+            size: self.size(0),
+            count: self.groups as u32,
+        }
+    }
+
     fn size(&self, piece: usize) -> u32 {
         self.pieces[piece].sm[0]
+    }
+
+    fn size_of(&self, pieces: &[usize]) -> u32 {
+        pieces.iter().map(|piece| self.size(*piece)).sum()
     }
 
     /// A place of at most `cap` multiprocessors but at least one group, located where it overlaps the fewest other
     /// places.
     pub fn place(self: &Arc<Partition>, cap: u32) -> Place {
-        let unit = self.size(0);
-        let remainder = self.pieces.get(self.groups).map(|rest| rest.sm[0]);
+        self.place_on((0..self.pieces.len()).collect(), cap)
+    }
+
+    /// A place in a part of the device, of a percentage of this part; without multiprocessors if the part has none.
+    pub fn place_in(self: &Arc<Partition>, ground: Ground<'_>, threads: Percentage) -> Place {
+        let has = |piece: &usize| match ground {
+            Ground::Chunks(chunks) => *piece < self.groups && chunks.contains(&(*piece as u32)),
+            Ground::Without(chunks) => !chunks.contains(&(*piece as u32)),
+        };
+        let ground: Vec<usize> = (0..self.pieces.len()).filter(has).collect();
+        let cap = threads.of(self.size_of(&ground));
+        self.place_on(ground, cap)
+    }
+
+    /// `ground`: pieces, in order.
+    fn place_on(self: &Arc<Partition>, ground: Vec<usize>, cap: u32) -> Place {
         let mut load = self.load.lock();
+        let pieces = self.pieces_for(&ground, cap, &load);
+        for piece in &pieces {
+            load[*piece] += 1;
+        }
+        Place {
+            count: self.size_of(&pieces),
+            pieces,
+            ground,
+            partition: self.clone(),
+        }
+    }
+
+    /// The pieces for a place of at most `cap` multiprocessors on this ground, where `load` places include each piece.
+    fn pieces_for(&self, ground: &[usize], cap: u32, load: &[u32]) -> Vec<usize> {
+        let unit = self.size(0);
+        let groups: Vec<usize> = ground
+            .iter()
+            .copied()
+            .filter(|piece| *piece < self.groups)
+            .collect();
+        if groups.is_empty() {
+            return ground.to_vec();
+        }
+        let has_remainder = groups.len() < ground.len();
+        let remainder = has_remainder.then(|| self.size(self.groups));
         let alone = |pieces: &[usize]| -> u64 {
             let share =
                 |piece: &usize| u64::from(self.size(*piece)) * 840 / u64::from(load[*piece] + 1);
@@ -117,53 +185,64 @@ impl Partition {
             }
         };
         let runs = |count: usize| {
-            let last = self.groups - count;
+            let last = groups.len() - count;
             (0..=last).step_by(count).chain([last])
         };
         // A place of over half of the device includes the remainder, which leaves whole groups for the others.
-        let large = cap > self.total / 2;
-        let plain = ((cap / unit) as usize).clamp(1, self.groups);
+        let large = cap > self.size_of(ground) / 2;
+        let plain = ((cap / unit) as usize).clamp(1, groups.len());
         if !(large && remainder.is_some_and(|rest| rest + unit <= cap)) {
             for start in runs(plain) {
-                consider((start..start + plain).collect());
+                consider(groups[start..start + plain].to_vec());
             }
         }
-        // Never the remainder alone: clusters of more than two blocks do not fit into it.
+        // Never the remainder alone beside groups: clusters of more than two blocks do not fit into it.
         if let Some(rest) = remainder.filter(|rest| rest + unit <= cap) {
-            let count = (((cap - rest) / unit) as usize).min(self.groups);
+            let count = (((cap - rest) / unit) as usize).min(groups.len());
             for start in runs(count) {
-                consider((start..start + count).chain([self.groups]).collect());
+                let run = groups[start..start + count].iter().copied();
+                consider(run.chain([self.groups]).collect());
             }
         }
         let (_, pieces) = best.expect("one run at the least");
-        for piece in &pieces {
-            load[*piece] += 1;
-        }
-        Place {
-            count: pieces.iter().map(|piece| self.size(*piece)).sum(),
-            pieces,
-            partition: self.clone(),
-        }
+        pieces
     }
 }
 
 impl Place {
+    /// A place on the same ground, of a percentage of it.
+    pub fn part(&self, threads: Percentage) -> Place {
+        let cap = threads.of(self.partition.size_of(&self.ground));
+        self.partition.place_on(self.ground.clone(), cap)
+    }
+
+    /// A description of its multiprocessors, from which a green context is created.
+    ///
+    /// # Errors
+    /// Driver errors; `CUDA_ERROR_DEVICE_UNAVAILABLE` if it has none.
+    pub fn description(&self, driver: &Driver) -> Result<CUdevResourceDesc, CUresult> {
+        if self.pieces.is_empty() {
+            return Err(CUDA_ERROR_DEVICE_UNAVAILABLE);
+        }
+        let resources = self
+            .pieces
+            .iter()
+            .map(|piece| self.partition.pieces[*piece]);
+        description(driver, resources.collect())
+    }
+
     /// The green context, created on first use; the device must have a context. The first call takes 2 ms and 6 MiB of
     /// device memory.
     ///
     /// # Errors
-    /// Driver errors.
+    /// As [`Place::description`].
     pub fn green(&self, driver: &Driver, device: &Device) -> Result<GreenRef, CUresult> {
         let mut made = self.partition.made.lock();
         if let Some(green) = made.get(&self.pieces) {
             return Ok(green.clone());
         }
         device.make_current(driver)?;
-        let resources = self
-            .pieces
-            .iter()
-            .map(|piece| self.partition.pieces[*piece]);
-        let description = description(driver, resources.collect())?;
+        let description = self.description(driver)?;
         let mut raw = CUgreenCtx::NULL;
         let flags = CU_GREEN_CTX_DEFAULT_STREAM;
         let functions = &driver.context;
@@ -241,6 +320,39 @@ mod tests {
                 std::mem::forget(place);
             }
         }
+    }
+
+    #[test]
+    fn places_in_static_partitions_stay_within_them() {
+        let device = h200();
+        let chunks: Vec<u32> = (2..7).collect();
+        let used: BTreeSet<u32> = chunks.iter().copied().collect();
+        let threads = |percent: &str| percent.parse::<Percentage>().expect(percent);
+        for (percent, inside, outside) in [("100", 40, 92), ("50", 16, 44), ("1", 8, 8)] {
+            let place = device.place_in(Ground::Chunks(&chunks), threads(percent));
+            let rest = device.place_in(Ground::Without(&used), threads(percent));
+            assert_eq!((place.count, rest.count), (inside, outside), "{percent}");
+            assert!(place.pieces.iter().all(|piece| (2..7).contains(piece)));
+            assert_eq!(overlap(&place, &rest), 0);
+            let part = place.part(threads("50"));
+            assert_eq!(part.count, 16);
+            assert!(part.pieces.iter().all(|piece| (2..7).contains(piece)));
+        }
+    }
+
+    #[test]
+    fn a_device_in_partitions_leaves_the_remainder_or_nothing() {
+        let all: BTreeSet<u32> = (0..15).collect();
+        let rest = h200().place_in(Ground::Without(&all), Percentage::ALL);
+        assert_eq!(rest.count, 12);
+        let pieces = h200().pieces[..15].to_vec();
+        let whole = Arc::new(Partition::of(120, pieces, 15));
+        let rest = whole.place_in(Ground::Without(&all), Percentage::ALL);
+        assert_eq!((rest.count, rest.pieces.len()), (0, 0));
+        assert_eq!(
+            whole.place_in(Ground::Chunks(&[99]), Percentage::ALL).count,
+            0
+        );
     }
 
     #[test]

@@ -263,16 +263,13 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
             return Err(turn_away(parts, uid, why));
         }
     };
-    let places = shared
-        .gpu
-        .devices
-        .iter()
-        .map(|device| shared.gpu.place(device, client.terms.threads))
-        .collect::<Result<Vec<_>, _>>();
+    let partitions = shared.roster.limits.lock().partitions.clone();
+    let chosen = client.info.partition.as_deref();
+    let places = (shared.gpu).places(client.terms.threads, partitions.as_ref(), chosen);
     let places = match places {
         Ok(places) => places,
-        Err(status) => {
-            let why = format!("its part of the devices cannot be had: {status}");
+        Err(why) => {
+            let why = format!("its part of the devices cannot be had: {why}");
             return Err(turn_away(parts, uid, why));
         }
     };

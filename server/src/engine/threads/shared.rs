@@ -22,6 +22,7 @@ use crate::engine::threads::undertaker::{Buried, Graves};
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use mpsshim_model::client::EngineEvent;
 use mpsshim_model::host_memory::HostMemory;
+use mpsshim_model::partitions::Partitions;
 use mpsshim_model::policy::MarkKind;
 use mpsshim_proto::shm::Doorbell;
 use parking_lot::{Mutex, RwLock};
@@ -41,6 +42,8 @@ pub struct EngineConfig {
     pub marks: MarkKind,
     /// Most kernels in a launch batch; 1: each kernel is launched individually.
     pub launch_run: usize,
+    /// Static partitions of the clients of a previous server.
+    pub partitions: Option<Partitions>,
     /// Pinned host memory that the clients of each user may have.
     pub host_memory: HostMemory,
     /// Longest time for which an idle dispatch thread polls for messages before it sleeps.

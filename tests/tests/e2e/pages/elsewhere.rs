@@ -49,6 +49,31 @@ pub const ELSEWHERE: &[Row] = &[
     ),
     (
         "docs/operations.md",
+        "sm_partition add UUID CHUNKS",
+        Test("e2e/partitions.rs::partitions_are_made_listed_and_removed"),
+    ),
+    (
+        "docs/operations.md",
+        "sm_partition rm UUID PARTITION",
+        Test("e2e/partitions.rs::partitions_are_made_listed_and_removed"),
+    ),
+    (
+        "docs/operations.md",
+        "lspart",
+        Test("e2e/partitions.rs::partitions_are_made_listed_and_removed"),
+    ),
+    (
+        "docs/operations.md",
+        "$ mps-control -d -S\n",
+        Test("e2e/partitions.rs::clients_run_in_their_partitions_and_the_others_beside_them"),
+    ),
+    (
+        "docs/limits.md",
+        "mps-control -d -S\n",
+        Test("e2e/partitions.rs::clients_run_in_their_partitions_and_the_others_beside_them"),
+    ),
+    (
+        "docs/operations.md",
         "nvidia-smi -c EXCLUSIVE_PROCESS",
         ADMINISTRATOR,
     ),

@@ -7,6 +7,7 @@ use crate::engine::base::bounds::STACK;
 use crate::engine::base::description::Description;
 use crate::engine::base::memory_file::MemoryFile;
 use crate::engine::base::side::{self, Side};
+use crate::engine::gpu::NoPlace;
 use crate::engine::gpu::client_segment::Segment;
 use crate::engine::gpu::host::Registration;
 use crate::engine::gpu::partition::Place;
@@ -23,6 +24,7 @@ use mpsshim_control::seqpacket;
 use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
 use mpsshim_model::limits::{Percentage, Terms};
 use mpsshim_model::mode::Mode;
+use mpsshim_model::partitions;
 use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_LEN, HOST_ARENA, HOST_ARENA_LEN};
 use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
 use mpsshim_proto::segment;
@@ -157,14 +159,11 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
     };
     let limits = shared.roster.limits.lock().clone();
     let mut terms = Terms::new(&limits, hello);
-    let places = shared
-        .gpu
-        .devices
-        .iter()
-        .map(|device| shared.gpu.place(device, terms.threads));
-    let places = match places.collect::<Result<Vec<_>, _>>() {
+    let chosen = hello.partition();
+    let partitions = limits.partitions.as_ref();
+    let places = match (shared.gpu).places(terms.threads, partitions, chosen.as_deref()) {
         Ok(places) => places,
-        Err(status) if hello.required != 0 => {
+        Err(NoPlace::Percentage(status)) if hello.required != 0 => {
             shared.roster.admission.retract();
             let why = format!(
                 "it needs its limits, and the driver cannot give it {} percent of the active threads ({status})",
@@ -172,7 +171,7 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
             );
             return refuse(shared, &socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
         }
-        Err(status) => {
+        Err(NoPlace::Percentage(status)) => {
             tracing::warn!(
                 "Client process {} should have {} percent of the active threads, but the driver cannot part the \
                  device ({status}): it has all of them",
@@ -182,7 +181,17 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
             terms.threads = Percentage::ALL;
             Vec::new()
         }
+        Err(why) => {
+            shared.roster.admission.retract();
+            let (status, why) = (CUDA_ERROR_INVALID_VALUE, why.to_string());
+            admission::tell_reason(&socket, hello, &why);
+            return refuse(shared, &socket, who, status, why);
+        }
     };
+    let partition = partitions.zip(chosen).and_then(|(partitions, name)| {
+        let (uuid, id, _) = partitions.find(&name)?;
+        Some(partitions::name(uuid, id))
+    });
     let account = match shared.roster.admission.users().place(who.uid) {
         Ok(place) => Account::of_user(place),
         Err(error) => {
@@ -193,7 +202,13 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
     };
     shared.roster.fairness.admit(terms.priority);
     limit_memory(shared, &account, &limits.memory);
-    match prepare(shared, id, socket, who, (terms, account, places)) {
+    match prepare(
+        shared,
+        (id, partition),
+        socket,
+        who,
+        (terms, account, places),
+    ) {
         Ok(session) => {
             let info = session.shared.info.clone();
             if shared.roster.watch_socket(&session.shared).is_err() {
@@ -270,7 +285,7 @@ fn take_segment(shared: &Shared, uid: u32) -> Result<(Segment, OwnedFd), (CUresu
 
 fn prepare(
     shared: &Arc<Shared>,
-    id: u64,
+    (id, partition): (u64, Option<String>),
     socket: Stranger,
     who: Credentials,
     (terms, account, places): (Terms, Account, Vec<Option<Place>>),
@@ -301,6 +316,7 @@ fn prepare(
         session: id,
         pid: who.pid,
         uid: who.uid,
+        partition,
     };
     let session_shared = Arc::new(SessionShared::new(
         info,

@@ -1,0 +1,200 @@
+//! Static partitions: parts of a device's multiprocessors that an operator reserves for the clients that name them.
+//!
+//! A device is cut into chunks, the groups of multiprocessors into which its driver splits it, and a partition has whole
+//! chunks. Multiprocessors that are in no chunk cannot be reserved.
+
+use crate::device::DeviceInfo;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Maximum number of chunks of a device.
+pub const MOST_CHUNKS: u32 = 1024;
+
+/// How the driver splits a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Chunks {
+    /// Multiprocessors of the device; 0 if the driver cannot split it.
+    pub multiprocessors: u32,
+    /// Multiprocessors of a chunk.
+    pub size: u32,
+    /// Number of chunks; the multiprocessors beyond `count * size` are in none.
+    pub count: u32,
+}
+
+impl Chunks {
+    /// Whether a device can be split so.
+    pub fn is_plausible(self) -> bool {
+        let total = u64::from(self.count) * u64::from(self.size);
+        self.count <= MOST_CHUNKS && total <= u64::from(self.multiprocessors)
+    }
+}
+
+/// The partitions of all devices.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Partitions {
+    /// The chunks of each partition, from 0, by the device's UUID and the partition's id.
+    devices: BTreeMap<String, BTreeMap<u32, Vec<u32>>>,
+}
+
+/// The name of a partition, as `CUDA_MPS_SM_PARTITION` has it.
+pub fn name(uuid: &str, id: u32) -> String {
+    format!("{uuid}/{id}")
+}
+
+impl Partitions {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.devices.is_empty()
+    }
+
+    /// The partitions of a device: ids and chunks.
+    pub fn of(&self, uuid: &str) -> impl Iterator<Item = (u32, &[u32])> {
+        let partitions = self.devices.get(uuid).into_iter().flatten();
+        partitions.map(|(id, chunks)| (*id, chunks.as_slice()))
+    }
+
+    /// The partitions of all devices: names and chunks.
+    pub fn all(&self) -> impl Iterator<Item = (String, &[u32])> {
+        let named = |uuid| {
+            self.of(uuid)
+                .map(move |(id, chunks)| (name(uuid, id), chunks))
+        };
+        self.devices.keys().flat_map(move |uuid| named(uuid))
+    }
+
+    /// The chunks of a device that are in partitions.
+    pub fn used(&self, uuid: &str) -> BTreeSet<u32> {
+        let chunks = self.of(uuid).flat_map(|(_, chunks)| chunks);
+        chunks.copied().collect()
+    }
+
+    /// The partition with this [`name`]: the device's UUID, id, and chunks.
+    pub fn find(&self, wanted: &str) -> Option<(&str, u32, &[u32])> {
+        self.devices.iter().find_map(|(uuid, partitions)| {
+            let mut partitions = partitions.iter();
+            let (id, chunks) =
+                partitions.find(|(id, _)| name(uuid, **id).eq_ignore_ascii_case(wanted))?;
+            Some((uuid.as_str(), *id, chunks.as_slice()))
+        })
+    }
+
+    /// Makes a partition of this number of chunks of a device. Returns its id, from 1.
+    ///
+    /// # Errors
+    /// In words: the number is 0, not that many chunks are free, or the driver cannot split the device.
+    pub fn add(&mut self, device: &DeviceInfo, count: u32) -> Result<u32, String> {
+        let (uuid, all) = (&device.uuid, device.chunks);
+        if all.count == 0 {
+            return Err(format!("The driver cannot partition device {uuid}"));
+        }
+        if count == 0 {
+            return Err("A partition has at least one chunk".to_owned());
+        }
+        let used = self.used(uuid);
+        let free: Vec<u32> = (0..all.count)
+            .filter(|chunk| !used.contains(chunk))
+            .collect();
+        let Some(chunks) = free.get(..count as usize) else {
+            return Err(format!(
+                "Device {uuid} has {} free chunks of {}, fewer than {count}",
+                free.len(),
+                all.count
+            ));
+        };
+        let partitions = self.devices.entry(uuid.clone()).or_default();
+        let is_free = |id: &u32| !partitions.contains_key(id);
+        let id = (1..).find(is_free).unwrap_or(u32::MAX);
+        partitions.insert(id, chunks.to_vec());
+        Ok(id)
+    }
+
+    /// Removes a partition. Returns whether it existed.
+    pub fn remove(&mut self, uuid: &str, id: u32) -> bool {
+        let Some(partitions) = self.devices.get_mut(uuid) else {
+            return false;
+        };
+        let existed = partitions.remove(&id).is_some();
+        if partitions.is_empty() {
+            self.devices.remove(uuid);
+        }
+        existed
+    }
+
+    /// Whether no two partitions have a chunk in common, none is empty, and no id is 0.
+    pub fn is_plausible(&self) -> bool {
+        self.devices.values().all(|partitions| {
+            let chunks = || partitions.values().flatten();
+            let distinct: BTreeSet<_> = chunks().collect();
+            let is_one = |(id, chunks): (&u32, &Vec<u32>)| *id > 0 && !chunks.is_empty();
+            partitions.iter().all(is_one)
+                && distinct.len() == chunks().count()
+                && distinct.iter().all(|chunk| **chunk < MOST_CHUNKS)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An H200: 15 chunks of 8 multiprocessors, and 12 more.
+    fn h200(uuid: &str) -> DeviceInfo {
+        DeviceInfo {
+            name: "NVIDIA H200".into(),
+            uuid: uuid.into(),
+            pci: "0000:00:06.0".into(),
+            memory: 1 << 30,
+            compute_mode: Default::default(),
+            chunks: Chunks {
+                multiprocessors: 132,
+                size: 8,
+                count: 15,
+            },
+        }
+    }
+
+    #[test]
+    fn partitions_have_different_chunks() {
+        let (mut partitions, device) = (Partitions::default(), h200("GPU-aa"));
+        assert_eq!(partitions.add(&device, 5), Ok(1));
+        assert_eq!(partitions.add(&device, 9), Ok(2));
+        let why = partitions.add(&device, 2).expect_err("too many");
+        assert_eq!(why, "Device GPU-aa has 1 free chunks of 15, fewer than 2");
+        assert!(partitions.add(&device, 0).is_err());
+        assert!(partitions.remove("GPU-aa", 1));
+        assert!(!partitions.remove("GPU-aa", 1));
+        assert!(!partitions.remove("GPU-bb", 2));
+        assert_eq!(partitions.add(&device, 6), Ok(1));
+        assert_eq!(partitions.used("GPU-aa").len(), 15);
+        let first: Vec<u32> = (0..5).chain([14]).collect();
+        assert_eq!(partitions.find("gpu-AA/1"), Some(("GPU-aa", 1, &first[..])));
+        for unknown in ["GPU-aa/3", "GPU-aa/01", "GPU-aa", "GPU-bb/1", ""] {
+            assert_eq!(partitions.find(unknown), None, "{unknown}");
+        }
+        assert!(partitions.is_plausible());
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_split_has_no_partitions() {
+        let device = DeviceInfo {
+            chunks: Chunks::default(),
+            ..h200("GPU-aa")
+        };
+        let why = Partitions::default().add(&device, 1);
+        assert_eq!(why, Err("The driver cannot partition device GPU-aa".into()));
+    }
+
+    #[test]
+    fn partitions_that_no_daemon_makes_are_recognized() {
+        for devices in [
+            r#"{"GPU-aa":{"1":[0,1],"2":[1]}}"#,
+            r#"{"GPU-aa":{"1":[]}}"#,
+            r#"{"GPU-aa":{"0":[1]}}"#,
+            r#"{"GPU-aa":{"1":[1024]}}"#,
+        ] {
+            let json = format!(r#"{{"devices":{devices}}}"#);
+            let partitions: Partitions = serde_json::from_str(&json).expect("partitions");
+            assert!(!partitions.is_plausible(), "{json}");
+        }
+    }
+}
