@@ -135,6 +135,13 @@ impl Place {
     }
 
     pub fn with_daemon_options(options: &[&str], env: &[(&str, &str)]) -> Place {
+        let (place, said) = Place::with_warned_daemon(options, env);
+        assert_eq!(said, "");
+        place
+    }
+
+    /// A daemon, and what its start has printed on standard error.
+    pub fn with_warned_daemon(options: &[&str], env: &[(&str, &str)]) -> (Place, String) {
         let mut place = Place::new();
         place.env.extend(
             env.iter()
@@ -142,10 +149,12 @@ impl Place {
         );
         let result = place.control(options);
         assert_eq!(
-            (result.code, result.out.as_str(), result.err.as_str()),
-            (0, "", "")
+            (result.code, result.out.as_str()),
+            (0, ""),
+            "{}",
+            result.err
         );
-        place
+        (place, result.err)
     }
 
     pub fn path(&self) -> &Path {
@@ -278,6 +287,7 @@ impl Place {
 
     /// What `ps` says of the clients: a row each, by the names of the columns. Asks again while a server that has much
     /// to do leaves fields empty.
+    /// The rows of `ps`, but for clients that wait for a server.
     pub fn ps(&self) -> Vec<HashMap<String, String>> {
         let mut done = self.control(&["ps", "--format=csv"]);
         wait_until("all servers have answered", || {
@@ -293,7 +303,8 @@ impl Place {
             let names = names.iter().map(|name| name.to_string());
             names.zip(line.split(',').map(str::to_owned)).collect()
         };
-        lines.map(row).collect()
+        let rows = lines.map(row);
+        rows.filter(|row| row["state"] != "waiting").collect()
     }
 
     pub fn log(&self, name: &str) -> String {

@@ -367,11 +367,13 @@ fn priorities_and_weights() {
 
 #[test]
 fn the_daemon_s_environment_is_the_first_default() {
-    let place = Place::with_daemon_env(&[
+    let env = [
         ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "40"),
         ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "GPU-0000=1G"),
         ("CUDA_MPS_CLIENT_PRIORITY", "7"),
-    ]);
+    ];
+    let (place, said) = Place::with_warned_daemon(&["-d"], &env);
+    assert!(said.contains("CUDA_MPS_CLIENT_PRIORITY=7 "), "{said}");
     let warning = "CUDA_MPS_CLIENT_PRIORITY=7 is ignored: it must be 0 or 1";
     assert!(place.log("control.log").contains(warning));
     assert_eq!(
@@ -456,7 +458,7 @@ fn devices_are_listed_with_and_without_a_server() {
         .out;
     assert_eq!(
         csv.lines().next(),
-        Some("server,device,pci,uuid,name,memory")
+        Some("server,device,pci,uuid,name,memory,compute_mode")
     );
     assert_eq!(csv.lines().count(), 5);
 }

@@ -119,7 +119,7 @@ fn a_program_that_cannot_be_read_keeps_no_other_user_waiting() {
     // The daemon serves others and answers, and the client waits for its program.
     let second = as_user(two, || start(&place, &other));
     assert_eq!(clients(&place), (2, 1));
-    assert_eq!(list(&place, &["ps"]).len(), 2);
+    assert_eq!(place.ps().len(), 2);
     reader.write_all(line).expect("a reader");
     drop((reader, blocked));
     assert_eq!(slow.line(), "started");

@@ -467,7 +467,7 @@ impl Oracle {
             return Err(self.hung(&format!("not everything came back ({})", text.join(", "))));
         }
         let began = Instant::now();
-        while open_descriptors()? > self.descriptors {
+        while open_descriptors()? > self.descriptors + BYSTANDER_BLOCKS as usize {
             ensure!(
                 began.elapsed() < self.patience,
                 "{} descriptors before, now {:?}: {}",
