@@ -4,6 +4,7 @@
 //! driver takes a socket `control` in the directory itself for that of NVIDIA's daemon.
 
 use crate::settings::{LOG_DIRECTORY, PIPE_DIRECTORY};
+use mpsshim_proto::environment;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
@@ -13,8 +14,6 @@ pub const CONTROL: &str = "nvidia-cuda-mps-control";
 pub const NVIDIA_PIPE_DIRECTORY: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// Its log directory.
 const NVIDIA_LOG_DIRECTORY: &str = "CUDA_MPS_LOG_DIRECTORY";
-/// Folder of the product's sockets in NVIDIA's directory.
-const FOLDER: &str = "mpsshim";
 
 /// Whether a program was called by NVIDIA's name; `called` is its first argument.
 pub fn is_called(called: Option<&OsStr>) -> bool {
@@ -25,7 +24,7 @@ pub fn is_called(called: Option<&OsStr>) -> bool {
 /// NVIDIA's directory by its variable, or its default.
 pub fn nvidia_pipe_directory(lookup: impl Fn(&str) -> Option<OsString>) -> PathBuf {
     let set = lookup(NVIDIA_PIPE_DIRECTORY).filter(|value| !value.is_empty());
-    set.map_or_else(|| "/tmp/nvidia-mps".into(), PathBuf::from)
+    set.map_or_else(|| environment::NVIDIA_PIPE_DIRECTORY.into(), PathBuf::from)
 }
 
 /// The value of a setting that is not set, when the program is called by NVIDIA's name. A user's logs are in the pipe
@@ -36,7 +35,11 @@ pub fn default_of(
     is_root: bool,
 ) -> Option<OsString> {
     match setting {
-        PIPE_DIRECTORY => Some(nvidia_pipe_directory(lookup).join(FOLDER).into()),
+        PIPE_DIRECTORY => Some(
+            nvidia_pipe_directory(lookup)
+                .join(environment::FOLDER_IN_NVIDIAS)
+                .into(),
+        ),
         LOG_DIRECTORY => {
             let set = lookup(NVIDIA_LOG_DIRECTORY).filter(|value| !value.is_empty());
             set.or_else(|| is_root.then(|| "/var/log/nvidia-mps".into()))

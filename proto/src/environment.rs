@@ -71,6 +71,12 @@ names! {
     METRICS = "MPSSHIM_METRICS";
 }
 
+/// Default pipe directory of NVIDIA's daemon.
+pub const NVIDIA_PIPE_DIRECTORY: &str = "/tmp/nvidia-mps";
+/// Folder of the sockets in NVIDIA's pipe directory, if the daemon was started by the name of NVIDIA's tool. The genuine
+/// driver takes a socket in that directory itself for that of NVIDIA's daemon.
+pub const FOLDER_IN_NVIDIAS: &str = "mpsshim";
+
 /// Variables of the project's tests and images, which no program of the product reads.
 const OF_TESTS: [&str; 4] = [
     "MPSSHIM_BUILT",

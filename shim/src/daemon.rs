@@ -7,21 +7,24 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mpsshim_proto::directory;
+use mpsshim_proto::{directory, environment};
 
-use crate::settings;
+use crate::{nvidia_mps, settings};
 
 /// How long a client waits for its server, which may only be starting.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The directories in which this process looks for a daemon: the configured one, or the user's own and then root's.
+/// The directories in which this process looks for a daemon: the configured one, or the user's own, then root's, then the
+/// one below NVIDIA's that a daemon has which was started by NVIDIA's name.
 pub fn directories() -> Vec<PathBuf> {
     match settings::pipe_directory() {
         Some(named) => vec![named],
         None => {
             // SAFETY: a plain system call that cannot fail.
             let uid = unsafe { libc::geteuid() };
-            directory::candidates(uid, settings::runtime_directory().as_deref())
+            let mut all = directory::candidates(uid, settings::runtime_directory().as_deref());
+            all.push(nvidia_mps::pipe_directory().join(environment::FOLDER_IN_NVIDIAS));
+            all
         }
     }
 }

@@ -6,15 +6,20 @@ use std::ffi::OsString;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::PathBuf;
 
+use mpsshim_proto::environment;
 use mpsshim_proto::handshake::Welcome;
 
 use crate::{daemon, settings};
 
+/// The pipe directory of NVIDIA's daemon, by its variable or its default.
+pub fn pipe_directory() -> PathBuf {
+    let directory = settings::nvidia_pipe_directory();
+    directory.map_or_else(|| environment::NVIDIA_PIPE_DIRECTORY.into(), PathBuf::from)
+}
+
 /// Whether a control daemon listens where the genuine driver looks for one.
 pub fn listens() -> bool {
-    let directory = settings::nvidia_pipe_directory();
-    let directory = directory.map_or_else(|| PathBuf::from("/tmp/nvidia-mps"), PathBuf::from);
-    is_bound(directory.join("control"))
+    is_bound(pipe_directory().join("control"))
 }
 
 /// Whether a process has an open socket with this path. That process does not notice the check: the kernel first

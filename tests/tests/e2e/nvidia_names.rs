@@ -1,7 +1,8 @@
 //! mps-control under the name of NVIDIA's tool, and the parts of the packages that give it this name.
 
-use mpsshim_tests::artifacts::artifact;
+use mpsshim_tests::artifacts::{artifact, driver};
 use mpsshim_tests::control_daemon::{Done, Place};
+use mpsshim_tests::programs::{client, succeed};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,8 @@ fn run(place: &Place, line: &str) -> Done {
         .current_dir(place.path())
         .env_remove("MPSSHIM_PIPE_DIRECTORY")
         .env_remove("MPSSHIM_LOG_DIRECTORY")
+        .env("MPSSHIM_SERVER", artifact("mps-server"))
+        .env("MPSSHIM_CUDA_LIBRARY", driver())
         .env("CUDA_MPS_PIPE_DIRECTORY", place.path().join("nvidia"))
         .env("CUDA_MPS_LOG_DIRECTORY", place.path().join("nvidia-logs"));
     command.output().expect("run").into()
@@ -67,6 +70,14 @@ fn guides_for_nvidia_s_tool_work() {
         "{}",
         info.out
     );
+    // A program has nothing but the library and NVIDIA's variable.
+    let mut program = client(&place, &["work", "1"]);
+    program
+        .env_remove("MPSSHIM_PIPE_DIRECTORY")
+        .env("XDG_RUNTIME_DIR", place.path().join("nothing"))
+        .env("CUDA_MPS_PIPE_DIRECTORY", place.path().join("nvidia"));
+    assert_eq!(succeed(&mut program), "busy\n");
+    assert!(place.path().join("nvidia-logs/server.log").exists());
     is_silent(&run(&place, &format!("echo quit | ./{NAME}")));
     let gone = run(&place, &format!("echo get_server_list | ./{NAME}"));
     assert_eq!(gone.code, 1);
