@@ -116,25 +116,32 @@ fn mipmap(d: CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> R<u64> {
     let depth = if layered { 1 } else { d.depth };
     let most = 64 - d.width.max(d.height).max(depth).max(1).leading_zeros();
     let half = |size: u64, level: u32| if size == 0 { 0 } else { (size >> level).max(1) };
-    let made: R<Vec<u64>> = (0..levels.clamp(1, most))
-        .map(|level| {
-            let size = CUDA_ARRAY3D_DESCRIPTOR {
-                width: half(d.width, level),
-                height: half(d.height, level),
-                depth: if layered {
-                    d.depth
-                } else {
-                    half(d.depth, level)
-                },
-                ..d
-            };
-            make(size, true)
-        })
-        .collect();
+    let driver = driver()?;
+    let mut made = Vec::new();
+    for level in 0..levels.clamp(1, most) {
+        let size = CUDA_ARRAY3D_DESCRIPTOR {
+            width: half(d.width, level),
+            height: half(d.height, level),
+            depth: if layered {
+                d.depth
+            } else {
+                half(d.depth, level)
+            },
+            ..d
+        };
+        match make(size, true) {
+            Ok(array) => made.push(array),
+            Err(status) => {
+                for array in made {
+                    driver.arrays.remove(array)?;
+                }
+                return Err(status);
+            }
+        }
+    }
     let handle = new_handle();
-    driver()?
-        .mipmaps
-        .insert(handle, Arc::new(Mipmap { levels: made? }));
+    let mipmap = Mipmap { levels: made };
+    driver.mipmaps.insert(handle, Arc::new(mipmap));
     Ok(handle)
 }
 
