@@ -285,10 +285,16 @@ impl Place {
         names
     }
 
-    /// What `ps` says of the clients: a row each, by the names of the columns. Asks again while a server that has much
-    /// to do leaves fields empty.
-    /// The rows of `ps`, but for clients that wait for a server.
+    /// The rows of `ps` by the names of the columns, but for clients that wait for a server. Asks again while a server that
+    /// has much to do leaves fields empty.
     pub fn ps(&self) -> Vec<HashMap<String, String>> {
+        let mut rows = self.ps_with_waiting();
+        rows.retain(|row| row["state"] != "waiting");
+        rows
+    }
+
+    /// All rows of `ps`, as [`Place::ps`].
+    pub fn ps_with_waiting(&self) -> Vec<HashMap<String, String>> {
         let mut done = self.control(&["ps", "--format=csv"]);
         wait_until("all servers have answered", || {
             if !done.err.is_empty() {
@@ -303,8 +309,7 @@ impl Place {
             let names = names.iter().map(|name| name.to_string());
             names.zip(line.split(',').map(str::to_owned)).collect()
         };
-        let rows = lines.map(row);
-        rows.filter(|row| row["state"] != "waiting").collect()
+        lines.map(row).collect()
     }
 
     pub fn log(&self, name: &str) -> String {

@@ -84,6 +84,15 @@ impl Servers {
         if let Some(server) = self.iter().find(|server| server.uid != uid) {
             return of_other_user(server);
         }
+        if self.exclusive
+            && let Some(server) = self.iter().next()
+        {
+            return format!(
+                "a device is not in DEFAULT compute mode and admits one server; it is this program's turn when the clients of \
+                 server {} have ended",
+                server.pid
+            );
+        }
         "its server is being started; server.log says more".to_owned()
     }
 }
@@ -103,10 +112,13 @@ fn of_own_server(server: &Server) -> String {
 fn of_other_user(server: &Server) -> String {
     let name = User::from_uid(Uid::from_raw(server.uid)).ok().flatten();
     let name = name.map_or_else(|| server.uid.to_string(), |user| user.name);
+    let clients = match server.sessions.len() {
+        1 => "1 client".to_owned(),
+        count => format!("{count} clients"),
+    };
     format!(
-        "server {} serves user {name}, who has {} clients; it is the next user's turn when they have ended \
+        "server {} serves user {name}, who has {clients}; it is the next user's turn when they have ended \
          (`mps-control ps` lists them). A daemon started with -M serves all users at once",
-        server.pid,
-        server.sessions.len()
+        server.pid
     )
 }

@@ -155,6 +155,10 @@ fn a_quarantined_program_waits_until_the_usual_server_is_idle() {
             .count()
             == 2
     });
+    let rows = place.ps_with_waiting();
+    let row = rows.iter().find(|row| row["state"] == "waiting");
+    let reason = &row.expect("a client that waits")["waits_for"];
+    assert!(reason.contains("admits one server"), "{reason}");
     usual.round();
     assert!(!waiting.has_ended());
     usual.end();

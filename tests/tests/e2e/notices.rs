@@ -78,7 +78,7 @@ fn a_client_behind_another_user_is_told_for_whom_it_waits() {
         let log = place.log("control.log");
         log.contains("waits for a session")
     });
-    let rows = place.ps();
+    let rows = place.ps_with_waiting();
     let row = rows
         .iter()
         .find(|row| row["pid"] == waits.pid().to_string());
@@ -92,5 +92,5 @@ fn a_client_behind_another_user_is_told_for_whom_it_waits() {
     assert_eq!(done.code, 0, "{}", done.err);
     let said = "the program waits for a session: server ";
     assert_eq!(done.err.matches(said).count(), 1, "{}", done.err);
-    assert!(done.err.contains(", who has 1 clients"), "{}", done.err);
+    assert!(done.err.contains(", who has 1 client;"), "{}", done.err);
 }
