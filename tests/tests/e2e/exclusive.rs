@@ -45,6 +45,18 @@ impl Machine {
         command
     }
 
+    /// The driver admits no other process.
+    #[track_caller]
+    fn refuses_a_native_program(&self) {
+        let refused = finish(&mut self.native());
+        assert!(
+            refused.out.contains(UNAVAILABLE),
+            "{}{}",
+            refused.out,
+            refused.err
+        );
+    }
+
     fn restart(&self, options: &[&str]) -> Result<i32, String> {
         let old = server(&self.place).expect("a server").to_string();
         let done = self
@@ -62,13 +74,7 @@ impl Machine {
 fn the_driver_admits_one_process_at_a_time() {
     let machine = Machine::new();
     let mut first = Running::start_until(&mut machine.native(), "started");
-    let refused = finish(&mut machine.native());
-    assert!(
-        refused.out.contains(UNAVAILABLE),
-        "{}{}",
-        refused.out,
-        refused.err
-    );
+    machine.refuses_a_native_program();
     first.say("round");
     assert!(first.line().starts_with("ok 2 "));
     well(&first.finish(PATIENCE));
@@ -82,13 +88,7 @@ fn clients_share_the_server_and_outlive_it() {
     let place = &machine.place;
     let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(place)).collect();
     survivors.iter_mut().for_each(Survivor::round);
-    let refused = finish(&mut machine.native());
-    assert!(
-        refused.out.contains(UNAVAILABLE),
-        "{}{}",
-        refused.out,
-        refused.err
-    );
+    machine.refuses_a_native_program();
     let before = clients(place);
     for _ in 0..2 {
         let old = server(place).expect("a server");
