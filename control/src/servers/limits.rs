@@ -155,10 +155,20 @@ impl Servers {
         let trusted = self.launcher.trusts(uid);
         let own = &mut self.defaults.limits.scheduling;
         let is_set = &mut self.defaults.scheduling_is_set;
-        adopt_policy((own, is_set), &limits.scheduling, (uid, trusted));
+        adopt_policy(
+            "scheduling",
+            (own, is_set),
+            &limits.scheduling,
+            (uid, trusted),
+        );
         let own = &mut self.defaults.limits.oversubscription;
         let is_set = &mut self.defaults.oversubscription_is_set;
-        adopt_policy((own, is_set), &limits.oversubscription, (uid, trusted));
+        adopt_policy(
+            "oversubscription",
+            (own, is_set),
+            &limits.oversubscription,
+            (uid, trusted),
+        );
         self.tell_policies();
     }
 
@@ -259,6 +269,7 @@ impl Server {
 /// Adopts a policy of the previous daemon, except where it has been set since. It comes from a server of this user, which
 /// may be trusted.
 fn adopt_policy<T: Copy + PartialEq + fmt::Display>(
+    name: &str,
     (own, is_set): (&mut ByUser<T>, &mut bool),
     before: &ByUser<T>,
     (uid, trusted): (u32, bool),
@@ -277,7 +288,7 @@ fn adopt_policy<T: Copy + PartialEq + fmt::Display>(
         if !own.users.contains_key(uid)
             && let Err(why) = own.set_user(*uid, Some(*choice))
         {
-            tracing::warn!("\"{choice}\" of user {uid} is ignored: {why}");
+            tracing::warn!("The {name} \"{choice}\" of user {uid} is ignored: {why}");
         }
     }
 }

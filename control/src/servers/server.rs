@@ -5,6 +5,7 @@ use super::standby::NextStandby;
 use super::traces::Part;
 use crate::closers::Stranger;
 use crate::link::{Link, ToDaemon};
+use crate::logging::one_line;
 use crate::process::Process;
 use crate::program::Program;
 use crate::program::readers::Reading;
@@ -361,6 +362,8 @@ impl Server {
             self.pid
         );
         self.state = State::Active;
+        // It is shown on operators' terminals, like the other reasons that a server gives.
+        let stay = one_line(&stay);
         match keeper {
             Some(keeper) => self.parted = Some((keeper, stay)),
             None => self.stays = Some(stay),
@@ -413,7 +416,7 @@ impl Server {
                     pid: client,
                     uid,
                     stuck: false,
-                    partition: partition.filter(|name| name.len() <= LONGEST_NAME),
+                    partition: partition.filter(|name| is_name(name)),
                     command: known.command,
                     program: known.program,
                     reading: None,
@@ -470,7 +473,7 @@ impl Server {
                     true => State::Stopping,
                     false => State::Active,
                 };
-                self.stays = Some(why);
+                self.stays = Some(one_line(&why));
             }
             ToDaemon::Stays { .. } => {}
             ToDaemon::HandsOver { sessions } => {
@@ -486,7 +489,13 @@ impl Server {
                 number,
                 session,
                 outcome,
-            } => self.moves.push((number, session, outcome)),
+            } => {
+                let outcome = outcome.map_err(|why| match why {
+                    Unmoved::Failed(why) => Unmoved::Failed(one_line(&why)),
+                    why => why,
+                });
+                self.moves.push((number, session, outcome));
+            }
             ToDaemon::Stopping => self.state = State::Stopping,
             // Handled where the descriptor is.
             ToDaemon::Keeper | ToDaemon::Images | ToDaemon::Parts { .. } => {}
@@ -542,12 +551,16 @@ impl Server {
     }
 }
 
+/// Whether a name that a server reports can be shown on operators' terminals.
+fn is_name(text: &str) -> bool {
+    text.len() <= LONGEST_NAME && !text.contains(char::is_control)
+}
+
 /// Whether this is a plausible list of devices. Their names are shown on operators' terminals.
 fn check_devices(devices: &[DeviceInfo]) -> Result<(), String> {
     if devices.len() > MAX_DEVICES {
         return Err(format!("it reports {} devices", devices.len()));
     }
-    let is_name = |text: &str| text.len() <= LONGEST_NAME && !text.contains(char::is_control);
     let is_device = |device: &DeviceInfo| {
         [&device.name, &device.uuid, &device.pci].map(|text| is_name(text)) == [true; 3]
     };
