@@ -151,9 +151,7 @@ impl Session {
         if bytes > self.account.left(memory) || bytes > shared.gpu.devices[device].memory {
             return false;
         }
-        let free = shared.gpu.devices[device].free_memory(&shared.gpu.driver);
-        let needed = bytes.saturating_sub(free).max(1);
-        if shared.make_room(&self.shared, device, needed) == Making::Nothing {
+        if shared.make_room(&self.shared, device, bytes) == Making::Nothing {
             return false;
         }
         self.flow.room_at = Some(Instant::now() + room::ASKS);

@@ -380,9 +380,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if session.shared.is_to_rest(shared.fate.attempt()) {
         return session.come_to_rest(shared);
     }
-    if session.shared.suspension.is_ordered()
-        && matches!(session.shared.suspension.order(), Some(Order::MakeRoom(..)))
-    {
+    if let Some(Order::MakeRoom(..)) = session.shared.suspension.order() {
         return session.make_way(shared);
     }
     if session.waits_for_memory() {

@@ -348,24 +348,8 @@ impl Session {
         if self.flow.wants_moment || self.flow.prepared.is_some() {
             return Visit::Slow;
         }
-        self.stop_printing(&shared.gpu);
-        self.end_graph_turn(&shared.gpu);
-        self.reap_streams(shared);
-        self.finish_releases(shared);
-        let owes = self.inbox.held.any()
-            || !self.objects.retired.is_empty()
-            || !self.objects.releasing.is_empty()
-            || !self.objects.leaving.is_empty();
-        if shared.gpu.calm(self.side).is_wanted() && self.shared.at_work.load(Ordering::Relaxed) {
-            self.say_whether_at_work(&shared.gpu);
-        }
-        let drained = self.is_drained(&shared.gpu);
-        if owes || !drained {
-            // A host function that the work waits for may be waiting for a page of managed memory.
-            return match self.serve_express(shared) {
-                Ok(_) => Visit::Full,
-                Err(why) => Visit::Ended(Some(why)),
-            };
+        if let Some(visit) = self.finish_work(shared) {
+            return visit;
         }
         for stream in self.objects.streams.iter_mut() {
             stream.settle_progress();
@@ -378,5 +362,33 @@ impl Session {
             self.shared.rested.store(number, Ordering::Release);
         }
         Visit::Full
+    }
+
+    /// Completes work that has been submitted, and submits no new work. `None`: the session owes nothing any more.
+    pub fn finish_work(&mut self, shared: &Shared) -> Option<Visit> {
+        self.stop_printing(&shared.gpu);
+        self.end_graph_turn(&shared.gpu);
+        self.reap_streams(shared);
+        self.finish_releases(shared);
+        if shared.gpu.calm(self.side).is_wanted() && self.shared.at_work.load(Ordering::Relaxed) {
+            self.say_whether_at_work(&shared.gpu);
+        }
+        if self.owes_nothing(shared) {
+            return None;
+        }
+        // A host function that the work waits for may be waiting for a page of managed memory.
+        Some(match self.serve_express(shared) {
+            Ok(_) => Visit::Full,
+            Err(why) => Visit::Ended(Some(why)),
+        })
+    }
+
+    /// Whether nothing of it is in flight, deferred, or to be freed.
+    pub fn owes_nothing(&mut self, shared: &Shared) -> bool {
+        let owes = self.inbox.held.any()
+            || !self.objects.retired.is_empty()
+            || !self.objects.releasing.is_empty()
+            || !self.objects.leaving.is_empty();
+        !owes && self.is_drained(&shared.gpu)
     }
 }

@@ -31,6 +31,8 @@ const ASKS: Duration = Duration::from_millis(20);
 
 /// Poll interval for the outcome of an order.
 const LOOK: Duration = Duration::from_millis(1);
+/// Interval at which a session is reminded of an order.
+const REMINDS: Duration = Duration::from_millis(10);
 
 /// How far the moves of a session have come.
 enum Progress {
@@ -104,18 +106,7 @@ impl Session {
         if self.refuses_to_move() {
             return Visit::Worked;
         }
-        self.stop_printing(&shared.gpu);
-        self.end_graph_turn(&shared.gpu);
-        self.reap_streams(shared);
-        self.finish_releases(shared);
-        if self.owes_nothing(shared) {
-            return Visit::Evict;
-        }
-        // A host function that the work waits for may be waiting for a page of managed memory.
-        match self.serve_express(shared) {
-            Ok(_) => Visit::Full,
-            Err(why) => Visit::Ended(Some(why)),
-        }
+        self.finish_work(shared).unwrap_or(Visit::Evict)
     }
 
     /// Whether it captures, which an order does not interrupt. The order is settled then.
@@ -126,15 +117,6 @@ impl Session {
             self.shared.suspension.settle(Err(Unmoved::Captures));
         }
         captures
-    }
-
-    /// Whether nothing of it is in flight, deferred, or to be freed.
-    fn owes_nothing(&mut self, shared: &Shared) -> bool {
-        let owes = self.inbox.held.any()
-            || !self.objects.retired.is_empty()
-            || !self.objects.releasing.is_empty()
-            || !self.objects.leaving.is_empty();
-        !owes && self.is_drained(&shared.gpu)
     }
 
     /// Reports that an order has been carried out.
@@ -162,10 +144,11 @@ impl Session {
     }
 
     fn evict(&mut self, shared: &Shared) -> Result<Progress, Unmoved> {
-        let order = self.shared.suspension.order();
-        let device = match order {
+        let device = match self.shared.suspension.order() {
             Some(Order::MakeRoom(device, _)) => Some(device),
-            _ => None,
+            Some(Order::Out) => None,
+            // The order has been withdrawn.
+            Some(Order::In) | None => return Ok(Progress::Later),
         };
         let grants = self.grants_to_evict(device);
         if device.is_some() && grants.is_empty() {
@@ -173,16 +156,23 @@ impl Session {
             self.shared.suspension.resist(Instant::now());
         }
         for grant in grants {
+            if !self.shared.suspension.wants_host_memory() {
+                return Ok(Progress::Later);
+            }
             if device.is_none() && self.wants_attention() {
                 return Err(Unmoved::Resumed);
             }
             if !self.may_work(&shared.gpu) {
                 return Ok(Progress::Later);
             }
-            let block = self.block_for(shared, &grant)?;
-            let moved = copy(shared, &grant, &block, To::Host);
+            let block = self.block_for(shared, &grant);
+            let copied = block.map(|block| {
+                let copied = copy(shared, &grant, &block, To::Host);
+                (block, copied)
+            });
             self.say_whether_at_work(&shared.gpu);
-            if let Err(status) = moved {
+            let (block, copied) = copied?;
+            if let Err(status) = copied {
                 shared.gpu.note_status(status);
                 self.spare(block);
                 return Err(Unmoved::Failed(format!(
@@ -237,10 +227,8 @@ impl Session {
         let evicted = self.objects.evicted.keys();
         let grants = evicted.filter_map(|start| self.objects.grants.get(start));
         let own = grants.filter(|grant| grant.device == device);
-        let bytes: u64 = own.map(|grant| grant.len).sum();
-        let free = shared.gpu.devices[device].free_memory(&shared.gpu.driver);
-        let needed = bytes.saturating_sub(free).max(1);
-        let makes = shared.make_room(&self.shared, device, needed);
+        let bytes = own.map(|grant| grant.len).sum();
+        let makes = shared.make_room(&self.shared, device, bytes);
         if makes == Making::Waits {
             self.flow.room_at = Some(Instant::now() + room::ASKS);
         }
@@ -344,8 +332,11 @@ fn copy(shared: &Shared, grant: &Grant, block: &HostBlock, to: To) -> Result<(),
         copied = copied.and_then(|()| driver.stream_synchronize(stream));
         at += len;
     }
-    if copied.is_ok() {
-        device.keep_stream(driver, 0, stream);
+    match copied {
+        Ok(()) => device.keep_stream(driver, 0, stream),
+        Err(_) => {
+            let _ = driver.context.stream_destroy(stream);
+        }
     }
     copied
 }
@@ -369,8 +360,10 @@ pub fn evict(shared: &Shared, mut session: Box<Session>) {
         );
     }
     match outcome {
-        Ok(Progress::Done) => session.settle_suspension(),
-        Ok(Progress::Later) => {}
+        Ok(Progress::Done) if session.shared.suspension.wants_host_memory() => {
+            session.settle_suspension();
+        }
+        Ok(_) => {}
         Err(why) => {
             tracing::info!("Client {client} is not suspended: {why}");
             session.shared.suspension.settle(Err(why));
@@ -440,16 +433,19 @@ impl Shared {
         if !suspension.give(order) {
             return Err(Unmoved::Ordered);
         }
-        let until = Instant::now() + patience;
+        let mut reminds_at = Instant::now();
+        let mut quiet_until = reminds_at + patience;
         let mut seen = suspension.moved();
-        let mut quiet_until = until;
         loop {
-            session.bell.ring();
+            if Instant::now() >= reminds_at {
+                session.bell.ring();
+                reminds_at = Instant::now() + REMINDS;
+            }
             if let Some(outcome) = suspension.take_outcome() {
                 return outcome;
             }
             let now = Instant::now();
-            if suspension.moved() != seen {
+            if suspension.is_moving() || suspension.moved() != seen {
                 seen = suspension.moved();
                 quiet_until = now + patience;
             }

@@ -96,6 +96,11 @@ impl Suspension {
         self.state.lock().order.map(|(order, _)| order)
     }
 
+    /// Whether there is an order to move memory to host memory.
+    pub fn wants_host_memory(&self) -> bool {
+        matches!(self.order(), Some(Order::Out | Order::MakeRoom(..)))
+    }
+
     /// When an order to make room was given that is being carried out.
     pub fn ordered_since(&self) -> Option<Instant> {
         self.state.lock().order.map(|(_, since)| since)

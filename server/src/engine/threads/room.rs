@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// Interval at which a session asks again for which room is being made.
 pub const ASKS: Duration = Duration::from_millis(1);
 /// For how long a session must have been without work to count as idle.
-pub const IDLE: Duration = Duration::from_millis(100);
+const IDLE: Duration = Duration::from_millis(100);
 /// A session keeps memory that it waited for at least this many times as long as the moves for it took.
 const SHARE: u32 = 10;
 /// Shortest and longest time for which it does.
@@ -105,7 +105,7 @@ impl Shared {
         limits.oversubscription.of(uid) == Oversubscription::On
     }
 
-    /// Makes room for `bytes` of memory of a device that a session needs.
+    /// Makes room for memory of a device that a session needs: for as much of the `bytes` as the driver has not free.
     pub fn make_room(&self, asks: &SessionShared, device: Ordinal, bytes: u64) -> Making {
         let (now, own) = (Instant::now(), asks.info.session);
         if !self.oversubscribes(asks.info.uid) {
@@ -114,6 +114,8 @@ impl Shared {
         if !self.room.join(own) {
             return Making::Waits;
         }
+        let free = self.gpu.devices[device].free_memory(&self.gpu.driver);
+        let bytes = bytes.saturating_sub(free).max(1);
         let mut others = self.roster.session_list();
         others.retain(|other| {
             let suspension = &other.suspension;
