@@ -1,10 +1,11 @@
 //! Stream capture. It always begins in relaxed mode: the shim enforces the other modes in its own process, whereas a
 //! prohibition by the driver would affect every client of the server.
 
-use super::Reply;
+use super::reply::{Reply, number};
 use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::ordinal::Ordinal;
+use crate::engine::calls::graph::shown::host_operations;
 use crate::engine::objects::graphs::{Capture, Owner};
 use crate::engine::objects::streams::Role;
 use crate::engine::session::Session;
@@ -55,407 +56,428 @@ pub fn take<T: FromBytes>(bytes: &mut &[u8], count: usize) -> Result<Vec<T>, Cal
         .collect())
 }
 
-impl Session {
-    /// The nodes and edges behind a `T`.
-    pub fn nodes_behind<T>(
-        &self,
-        message: Incoming<'_>,
-        nodes: u32,
-        edges: bool,
-    ) -> Result<Behind, CallError> {
-        if nodes as usize > NODES_MOST {
-            return Err(CallError::Violation(format!("{nodes} nodes in a message")));
-        }
-        let bytes = message.behind::<T>()?;
-        let mut bytes = &bytes[..];
-        Ok(Behind {
-            nodes: take(&mut bytes, nodes as usize)?,
-            edges: take(&mut bytes, if edges { nodes as usize } else { 0 })?,
-            rest: bytes.to_vec(),
-        })
+/// The nodes and edges behind a `T`.
+pub fn nodes_behind<T>(
+    message: Incoming<'_>,
+    nodes: u32,
+    edges: bool,
+) -> Result<Behind, CallError> {
+    if nodes as usize > NODES_MOST {
+        return Err(CallError::Violation(format!("{nodes} nodes in a message")));
     }
+    let bytes = message.behind::<T>()?;
+    let mut bytes = &bytes[..];
+    Ok(Behind {
+        nodes: take(&mut bytes, nodes as usize)?,
+        edges: take(&mut bytes, if edges { nodes as usize } else { 0 })?,
+        rest: bytes.to_vec(),
+    })
+}
 
-    /// A stream for a call about its capture: its position and the driver's stream. Does not wait for operations in
-    /// flight. Makes the stream's context current.
-    fn stream_for_capture(
-        &self,
-        shared: &Shared,
-        handle: u64,
-    ) -> Result<(usize, CUstream), CallError> {
-        let index = self.objects.streams.index(handle)?;
-        let stream = self.objects.streams.at(index)?;
-        shared.gpu.devices[stream.device].make_current(&shared.gpu.driver)?;
-        Ok((index, stream.raw))
+/// A stream for a call about its capture: its position and the driver's stream. Does not wait for operations in
+/// flight. Makes the stream's context current.
+fn stream_for_capture(
+    session: &Session,
+    shared: &Shared,
+    handle: u64,
+) -> Result<(usize, CUstream), CallError> {
+    let index = session.objects.streams.index(handle)?;
+    let stream = session.objects.streams.at(index)?;
+    shared.gpu.devices[stream.device].make_current(&shared.gpu.driver)?;
+    Ok((index, stream.raw))
+}
+
+/// `cuStreamBeginCapture`, `cuStreamBeginCaptureToGraph`.
+pub fn capture_begin(
+    session: &mut Session,
+    shared: &Shared,
+    call: Call<'_, CaptureBegin>,
+) -> Reply {
+    let Call { body, message } = call;
+    let behind = nodes_behind::<CaptureBegin>(message, body.nodes, body.edges != 0)?;
+    let (index, raw) = stream_for_capture(session, shared, body.stream)?;
+    let stream = session.objects.streams.at_mut(index)?;
+    if stream.role == Role::Legacy {
+        return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
     }
-
-    /// `cuStreamBeginCapture`, `cuStreamBeginCaptureToGraph`.
-    pub fn capture_begin(&mut self, shared: &Shared, call: Call<'_, CaptureBegin>) -> Reply {
-        let Call { body, message } = call;
-        let behind = self.nodes_behind::<CaptureBegin>(message, body.nodes, body.edges != 0)?;
-        let (index, raw) = self.stream_for_capture(shared, body.stream)?;
-        let stream = self.objects.streams.at_mut(index)?;
-        if stream.role == Role::Legacy {
-            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
-        }
-        if stream.capturing {
+    if stream.capturing {
+        return Err(CUDA_ERROR_ILLEGAL_STATE.into());
+    }
+    stream.ready_for_capture(&shared.gpu)?;
+    let driver = &shared.gpu.driver.graph;
+    if body.graph == 0 {
+        driver.begin_capture(raw, CU_STREAM_CAPTURE_MODE_RELAXED)?;
+    } else {
+        let graph = session.objects.graphs.graphs.get(body.graph)?;
+        // If two captures filled one graph, the first to end would free the graph that the other is still filling.
+        if graph.filling {
             return Err(CUDA_ERROR_ILLEGAL_STATE.into());
         }
-        stream.ready_for_capture(&shared.gpu)?;
-        let driver = &shared.gpu.driver.graph;
-        if body.graph == 0 {
-            driver.begin_capture(raw, CU_STREAM_CAPTURE_MODE_RELAXED)?;
-        } else {
-            let graph = self.objects.graphs.graphs.get(body.graph)?;
-            // If two captures filled one graph, the first to end would free the graph that the other is still filling.
-            if graph.filling {
-                return Err(CUDA_ERROR_ILLEGAL_STATE.into());
-            }
-            let graph = graph.raw;
-            let nodes = self.objects.graphs.raw_nodes(&behind.nodes)?;
-            driver.begin_capture_to(
-                raw,
-                graph,
-                nodes.as_ptr(),
-                behind.edges(),
-                nodes.len(),
-                CU_STREAM_CAPTURE_MODE_RELAXED,
-            )?;
-            self.objects.graphs.graphs.get_mut(body.graph)?.filling = true;
-        }
-        self.objects.streams.at_mut(index)?.capturing = true;
-        self.objects.graphs.captures.push(Capture {
-            stream: body.stream,
-            graph: body.graph,
-        });
-        Ok(Vec::new())
+        let graph = graph.raw;
+        let nodes = session.objects.graphs.raw_nodes(&behind.nodes)?;
+        driver.begin_capture_to(
+            raw,
+            graph,
+            nodes.as_ptr(),
+            behind.edges(),
+            nodes.len(),
+            CU_STREAM_CAPTURE_MODE_RELAXED,
+        )?;
+        session.objects.graphs.graphs.get_mut(body.graph)?.filling = true;
     }
+    session.objects.streams.at_mut(index)?.capturing = true;
+    session.objects.graphs.captures.push(Capture {
+        stream: body.stream,
+        graph: body.graph,
+    });
+    Ok(Vec::new())
+}
 
-    /// `cuStreamEndCapture`.
-    pub fn capture_end(&mut self, shared: &Shared, body: Object) -> Reply {
-        let (index, raw) = self.stream_for_capture(shared, body.object)?;
-        let device = self.objects.streams.at(index)?.device;
-        let graph = self.end_capture(shared, body.object, raw, device)?;
-        Ok(super::value(graph))
+/// `cuStreamEndCapture`.
+pub fn capture_end(session: &mut Session, shared: &Shared, body: Object) -> Reply {
+    let (index, raw) = stream_for_capture(session, shared, body.object)?;
+    let device = session.objects.streams.at(index)?.device;
+    let graph = end_capture(session, shared, body.object, raw, device)?;
+    Ok(number(graph))
+}
+
+/// Ends the capture of a stream. Returns the handle of the graph.
+fn end_capture(
+    session: &mut Session,
+    shared: &Shared,
+    stream: u64,
+    raw: CUstream,
+    device: Ordinal,
+) -> Result<u64, CUresult> {
+    let mut graph = CUgraph::NULL;
+    let sinks = captured_sinks(shared, raw);
+    let ended = shared.gpu.driver.graph.end_capture(raw, &mut graph);
+    if ended.is_err() && shared.gpu.driver.is_capturing(raw) {
+        // The capture began on another stream, and continues.
+        return ended.map(|()| 0);
     }
-
-    /// Ends the capture of a stream. Returns the handle of the graph.
-    fn end_capture(
-        &mut self,
-        shared: &Shared,
-        stream: u64,
-        raw: CUstream,
-        device: Ordinal,
-    ) -> Result<u64, CUresult> {
-        let mut graph = CUgraph::NULL;
-        let sinks = captured_sinks(shared, raw);
-        let ended = shared.gpu.driver.graph.end_capture(raw, &mut graph);
-        if ended.is_err() && shared.gpu.driver.is_capturing(raw) {
-            // The capture began on another stream, and continues.
-            return ended.map(|()| 0);
+    let at = session
+        .objects
+        .graphs
+        .captures
+        .iter()
+        .position(|c| c.stream == stream);
+    let capture = at.map(|at| session.objects.graphs.captures.swap_remove(at));
+    look_who_captures(session, shared);
+    let known = capture.map_or(0, |capture| capture.graph);
+    if let Ok(graph) = session.objects.graphs.graphs.get_mut(known) {
+        graph.filling = false;
+    }
+    if ended.is_err() || graph.is_null() {
+        if session.objects.graphs.captures.is_empty() {
+            session.objects.graphs.captured = 0;
         }
-        let at = self
+        // A graph that the capture created is gone. In a graph that the client passed, the captured nodes may be
+        // gone.
+        match session
             .objects
             .graphs
-            .captures
-            .iter()
-            .position(|c| c.stream == stream);
-        let capture = at.map(|at| self.objects.graphs.captures.swap_remove(at));
-        self.look_who_captures(shared);
-        let known = capture.map_or(0, |capture| capture.graph);
-        if let Ok(graph) = self.objects.graphs.graphs.get_mut(known) {
-            graph.filling = false;
-        }
-        if ended.is_err() || graph.is_null() {
-            if self.objects.graphs.captures.is_empty() {
-                self.objects.graphs.captured = 0;
-            }
-            // A graph that the capture created is gone. In a graph that the client passed, the captured nodes may be
-            // gone.
-            match self
-                .objects
-                .graphs
-                .graphs
-                .get(known)
-                .map(|g| (g.owner, g.raw))
-            {
-                Ok((Owner::Capture, _)) => self.objects.graphs.forget_graph(known),
-                Ok((_, raw)) => match all_nodes(shared, raw) {
-                    Ok(now) => self.objects.graphs.keep_nodes(known, &now),
-                    Err(_) => self.objects.graphs.forget_graph(known),
-                },
-                Err(_) => {}
-            }
-            return ended.map(|()| 0);
-        }
-        let handle = self
-            .objects
             .graphs
-            .graph_handle(graph, device, Owner::Client);
-        match handle {
-            Ok(handle) => {
-                let graph = self.objects.graphs.graphs.get_mut(handle)?;
-                if graph.owner == Owner::Capture {
-                    graph.owner = Owner::Client;
-                }
-                graph.sinks = sinks;
-                self.objects.graphs.captured_into(handle);
-                Ok(handle)
-            }
-            Err(status) => {
-                let _ = shared.gpu.driver.graph.destroy(graph);
-                Err(status)
-            }
-        }
-    }
-
-    /// Determines again which streams capture, after captures have ended or may have spread to other streams.
-    pub fn look_who_captures(&mut self, shared: &Shared) {
-        for stream in self
-            .objects
-            .streams
-            .iter_mut()
-            .chain(self.objects.retired.iter_mut())
+            .get(known)
+            .map(|g| (g.owner, g.raw))
         {
-            if stream.capturing {
-                stream.capturing = shared.gpu.driver.is_capturing(stream.raw);
+            Ok((Owner::Capture, _)) => session.objects.graphs.forget_graph(known),
+            Ok((_, raw)) => match all_nodes(shared, raw) {
+                Ok(now) => session.objects.graphs.keep_nodes(known, &now),
+                Err(_) => session.objects.graphs.forget_graph(known),
+            },
+            Err(_) => {}
+        }
+        return ended.map(|()| 0);
+    }
+    let handle = session
+        .objects
+        .graphs
+        .graph_handle(graph, device, Owner::Client);
+    match handle {
+        Ok(handle) => {
+            let graph = session.objects.graphs.graphs.get_mut(handle)?;
+            if graph.owner == Owner::Capture {
+                graph.owner = Owner::Client;
             }
+            graph.sinks = sinks;
+            session.objects.graphs.captured_into(handle);
+            Ok(handle)
+        }
+        Err(status) => {
+            let _ = shared.gpu.driver.graph.destroy(graph);
+            Err(status)
         }
     }
+}
 
-    /// Checks whether a stream has joined a capture by waiting for an event, and notes it.
-    pub fn look_whether_captures(&mut self, shared: &Shared, index: usize) {
-        if self.objects.graphs.captures.is_empty() {
-            return;
-        }
-        if let Ok(stream) = self.objects.streams.at_mut(index) {
+/// Determines again which streams capture, after captures have ended or may have spread to other streams.
+pub fn look_who_captures(session: &mut Session, shared: &Shared) {
+    for stream in session
+        .objects
+        .streams
+        .iter_mut()
+        .chain(session.objects.retired.iter_mut())
+    {
+        if stream.capturing {
             stream.capturing = shared.gpu.driver.is_capturing(stream.raw);
         }
     }
+}
 
-    /// `cuStreamGetCaptureInfo`.
-    pub fn capture_state(&mut self, shared: &Shared, body: Object) -> Reply {
-        let (index, raw) = self.stream_for_capture(shared, body.object)?;
-        let (device, driver) = (
-            self.objects.streams.at(index)?.device,
-            &shared.gpu.driver.graph,
-        );
-        let mut state = CaptureState::default();
-        let (mut graph, mut nodes, mut edges, mut count) =
-            (CUgraph::NULL, ptr::null(), ptr::null(), 0usize);
-        let mut asked = driver.capture_info_with_edges(
+/// Checks whether a stream has joined a capture by waiting for an event, and notes it.
+pub fn look_whether_captures(session: &mut Session, shared: &Shared, index: usize) {
+    if session.objects.graphs.captures.is_empty() {
+        return;
+    }
+    if let Ok(stream) = session.objects.streams.at_mut(index) {
+        stream.capturing = shared.gpu.driver.is_capturing(stream.raw);
+    }
+}
+
+/// `cuStreamGetCaptureInfo`.
+pub fn capture_state(session: &mut Session, shared: &Shared, body: Object) -> Reply {
+    let (index, raw) = stream_for_capture(session, shared, body.object)?;
+    let (device, driver) = (
+        session.objects.streams.at(index)?.device,
+        &shared.gpu.driver.graph,
+    );
+    let mut state = CaptureState::default();
+    let (mut graph, mut nodes, mut edges, mut count) =
+        (CUgraph::NULL, ptr::null(), ptr::null(), 0usize);
+    let mut asked = driver.capture_info_with_edges(
+        raw,
+        &mut state.status,
+        &mut state.id,
+        &mut graph,
+        &mut nodes,
+        &mut edges,
+        &mut count,
+    );
+    if asked == Err(CUDA_ERROR_NOT_SUPPORTED) {
+        asked = driver.capture_info(
             raw,
             &mut state.status,
             &mut state.id,
             &mut graph,
             &mut nodes,
-            &mut edges,
             &mut count,
         );
-        if asked == Err(CUDA_ERROR_NOT_SUPPORTED) {
-            asked = driver.capture_info(
-                raw,
-                &mut state.status,
-                &mut state.id,
-                &mut graph,
-                &mut nodes,
-                &mut count,
-            );
-        }
-        asked?;
-        if state.status != CU_STREAM_CAPTURE_STATUS_ACTIVE || graph.is_null() {
-            state.graph = 0;
-            return Ok(state.as_bytes().to_vec());
-        }
-        // No stream with more dependencies than fit into an answer is known; the client would get the first ones.
-        let count = if nodes.is_null() {
-            0
+    }
+    asked?;
+    if state.status != CU_STREAM_CAPTURE_STATUS_ACTIVE || graph.is_null() {
+        state.graph = 0;
+        return Ok(state.as_bytes().to_vec());
+    }
+    // No stream with more dependencies than fit into an answer is known; the client would get the first ones.
+    let count = if nodes.is_null() {
+        0
+    } else {
+        count.min(NODES_MOST)
+    };
+    // SAFETY: the driver's own arrays of at least `count`, valid until the next call on the stream.
+    let (nodes, edges) = unsafe {
+        let edges = if edges.is_null() {
+            Vec::new()
         } else {
-            count.min(NODES_MOST)
+            std::slice::from_raw_parts(edges, count).to_vec()
         };
-        // SAFETY: the driver's own arrays of at least `count`, valid until the next call on the stream.
-        let (nodes, edges) = unsafe {
-            let edges = if edges.is_null() {
-                Vec::new()
-            } else {
-                std::slice::from_raw_parts(edges, count).to_vec()
-            };
-            let nodes = if count == 0 {
-                Vec::new()
-            } else {
-                std::slice::from_raw_parts(nodes, count).to_vec()
-            };
-            (nodes, edges)
+        let nodes = if count == 0 {
+            Vec::new()
+        } else {
+            std::slice::from_raw_parts(nodes, count).to_vec()
         };
-        let id = self.note_captured(shared, body.object, graph, device)?;
-        state.graph = id;
-        state.nodes = count as u32;
-        state.edges = u32::from(!edges.is_empty());
-        let mut payload = state.as_bytes().to_vec();
-        for node in nodes {
-            let handle = self.objects.graphs.node_handle(node, id)?;
-            payload.extend_from_slice(handle.as_bytes());
-        }
-        payload.extend_from_slice(edges.as_bytes());
-        Ok(payload)
+        (nodes, edges)
+    };
+    let id = note_captured(session, shared, body.object, graph, device)?;
+    state.graph = id;
+    state.nodes = count as u32;
+    state.edges = u32::from(!edges.is_empty());
+    let mut payload = state.as_bytes().to_vec();
+    for node in nodes {
+        let handle = session.objects.graphs.node_handle(node, id)?;
+        payload.extend_from_slice(handle.as_bytes());
     }
+    payload.extend_from_slice(edges.as_bytes());
+    Ok(payload)
+}
 
-    /// The handle of the graph that the capture of a stream fills.
-    ///
-    /// # Errors
-    /// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` if the capture has failed.
-    pub fn captured_graph(
-        &mut self,
-        shared: &Shared,
-        index: usize,
-        handle: u64,
-    ) -> Result<u64, CUresult> {
-        let stream = self.objects.streams.at(index)?;
-        let (raw, device) = (stream.raw, stream.device);
-        let graph = capture_graph(shared, raw).ok_or(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
-        self.note_captured(shared, handle, graph, device)
-    }
+/// The handle of the graph that the capture of a stream fills.
+///
+/// # Errors
+/// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED` if the capture has failed.
+pub fn captured_graph(
+    session: &mut Session,
+    shared: &Shared,
+    index: usize,
+    handle: u64,
+) -> Result<u64, CUresult> {
+    let stream = session.objects.streams.at(index)?;
+    let (raw, device) = (stream.raw, stream.device);
+    let graph = capture_graph(shared, raw).ok_or(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED)?;
+    note_captured(session, shared, handle, graph, device)
+}
 
-    fn note_captured(
-        &mut self,
-        shared: &Shared,
-        stream: u64,
-        graph: CUgraph,
-        device: Ordinal,
-    ) -> Result<u64, CUresult> {
-        let id = self
-            .objects
-            .graphs
-            .graph_handle(graph, device, Owner::Capture)?;
-        self.objects.graphs.graphs.get_mut(id)?.filling = true;
-        // The capture of a forked stream is the capture that began on another stream, so the graph's handle is noted
-        // there.
-        if self.objects.graphs.captures.iter().all(|c| c.graph != id) {
-            let own = self
-                .objects
-                .graphs
-                .captures
-                .iter()
-                .position(|c| c.stream == stream);
-            let origin = own.or_else(|| {
-                self.objects.graphs.captures.iter().position(|capture| {
-                    capture.graph == 0
-                        && self
-                            .objects
-                            .streams
-                            .get(capture.stream)
-                            .is_ok_and(|stream| capture_graph(shared, stream.raw) == Some(graph))
-                })
-            });
-            if let Some(origin) = origin {
-                self.objects.graphs.captures[origin].graph = id;
-            }
-        }
-        Ok(id)
-    }
-
-    /// `cuLaunchHostFunc` in a capture.
-    pub fn capture_host(&mut self, shared: &Shared, body: CaptureHost) -> Result<(), CallError> {
-        let (index, raw) = self.stream_for_capture(shared, body.stream)?;
-        if !self.objects.streams.at(index)?.capturing {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
-        }
-        // Each instance of the graph gets slots of its own.
-        let mut operations = self.host_operations(0, body.token)?.map(|words| {
-            let [operation, address, value, flags, ..] = words;
-            CUstreamBatchMemOpParams {
-                operation: operation as u32,
-                address,
-                value,
-                value_flags: flags as u32,
-                ..CUstreamBatchMemOpParams::default()
-            }
-        });
-        let count = operations.len() as u32;
-        self.objects.graphs.capture(1)?;
-        let driver = &shared.gpu.driver.stream;
-        driver.stream_batch_mem_op(raw, count, &mut operations[0], 0)?;
-        self.objects.graphs.hosts = true;
-        Ok(())
-    }
-
-    /// `cuStreamUpdateCaptureDependencies`.
-    pub fn capture_update(&mut self, shared: &Shared, call: Call<'_, CaptureUpdate>) -> Reply {
-        let Call { body, message } = call;
-        let behind = self.nodes_behind::<CaptureUpdate>(message, body.nodes, body.edges != 0)?;
-        let (_, raw) = self.stream_for_capture(shared, body.stream)?;
-        let nodes = self.objects.graphs.raw_nodes(&behind.nodes)?;
-        // Counted, because they become edges of the graph.
-        self.objects.graphs.capture(nodes.len() as u64)?;
-        shared.gpu.driver.graph.update_capture(
-            raw,
-            nodes.as_ptr(),
-            behind.edges(),
-            nodes.len(),
-            body.flags,
-        )?;
-        Ok(Vec::new())
-    }
-
-    /// Whether operations on a stream are captured into a graph.
-    pub fn is_capturing(&self, stream: u64) -> bool {
-        self.objects
-            .streams
-            .get(stream)
-            .is_ok_and(|stream| stream.capturing)
-    }
-
-    /// Does nothing. The client's wait for the answer returns the first failure of the asynchronous operations before it.
-    #[expect(clippy::unnecessary_wraps, reason = "as all handlers of requests")]
-    pub fn show_failure(&mut self, _: &Shared, _: Object) -> Reply {
-        Ok(Vec::new())
-    }
-
-    /// Invalidates a capture, as a forbidden call does natively: its end returns an error.
-    pub fn capture_break(&mut self, shared: &Shared, body: Object) -> Reply {
-        let (index, raw) = self.stream_for_capture(shared, body.object)?;
-        if self.objects.streams.at(index)?.capturing {
-            shared.gpu.driver.stream_query(raw)?;
-        }
-        Ok(Vec::new())
-    }
-
-    /// Ends the captures of a stream that the client destroys, or all captures at the end of the session: a stream that
-    /// captures must not be passed to another session.
-    pub fn abandon_captures(&mut self, shared: &Shared, only: Option<u64>) {
-        let over: Vec<u64> = self
+fn note_captured(
+    session: &mut Session,
+    shared: &Shared,
+    stream: u64,
+    graph: CUgraph,
+    device: Ordinal,
+) -> Result<u64, CUresult> {
+    let id = session
+        .objects
+        .graphs
+        .graph_handle(graph, device, Owner::Capture)?;
+    session.objects.graphs.graphs.get_mut(id)?.filling = true;
+    // The capture of a forked stream is the capture that began on another stream, so the graph's handle is noted
+    // there.
+    if session
+        .objects
+        .graphs
+        .captures
+        .iter()
+        .all(|c| c.graph != id)
+    {
+        let own = session
             .objects
             .graphs
             .captures
             .iter()
-            .map(|c| c.stream)
-            .collect();
-        for handle in over
-            .into_iter()
-            .filter(|s| only.is_none_or(|only| only == *s))
+            .position(|c| c.stream == stream);
+        let origin = own.or_else(|| {
+            session.objects.graphs.captures.iter().position(|capture| {
+                capture.graph == 0
+                    && session
+                        .objects
+                        .streams
+                        .get(capture.stream)
+                        .is_ok_and(|stream| capture_graph(shared, stream.raw) == Some(graph))
+            })
+        });
+        if let Some(origin) = origin {
+            session.objects.graphs.captures[origin].graph = id;
+        }
+    }
+    Ok(id)
+}
+
+/// `cuLaunchHostFunc` in a capture.
+pub fn capture_host(
+    session: &mut Session,
+    shared: &Shared,
+    body: CaptureHost,
+) -> Result<(), CallError> {
+    let (index, raw) = stream_for_capture(session, shared, body.stream)?;
+    if !session.objects.streams.at(index)?.capturing {
+        return Err(CUDA_ERROR_INVALID_VALUE.into());
+    }
+    // Each instance of the graph gets slots of its own.
+    let mut operations = host_operations(session, 0, body.token)?.map(|words| {
+        let [operation, address, value, flags, ..] = words;
+        CUstreamBatchMemOpParams {
+            operation: operation as u32,
+            address,
+            value,
+            value_flags: flags as u32,
+            ..CUstreamBatchMemOpParams::default()
+        }
+    });
+    let count = operations.len() as u32;
+    session.objects.graphs.capture(1)?;
+    let driver = &shared.gpu.driver.stream;
+    driver.stream_batch_mem_op(raw, count, &mut operations[0], 0)?;
+    session.objects.graphs.hosts = true;
+    Ok(())
+}
+
+/// `cuStreamUpdateCaptureDependencies`.
+pub fn capture_update(
+    session: &mut Session,
+    shared: &Shared,
+    call: Call<'_, CaptureUpdate>,
+) -> Reply {
+    let Call { body, message } = call;
+    let behind = nodes_behind::<CaptureUpdate>(message, body.nodes, body.edges != 0)?;
+    let (_, raw) = stream_for_capture(session, shared, body.stream)?;
+    let nodes = session.objects.graphs.raw_nodes(&behind.nodes)?;
+    // Counted, because they become edges of the graph.
+    session.objects.graphs.capture(nodes.len() as u64)?;
+    shared.gpu.driver.graph.update_capture(
+        raw,
+        nodes.as_ptr(),
+        behind.edges(),
+        nodes.len(),
+        body.flags,
+    )?;
+    Ok(Vec::new())
+}
+
+/// Whether operations on a stream are captured into a graph.
+pub fn is_capturing(session: &Session, stream: u64) -> bool {
+    session
+        .objects
+        .streams
+        .get(stream)
+        .is_ok_and(|stream| stream.capturing)
+}
+
+/// Does nothing. The client's wait for the answer returns the first failure of the asynchronous operations before it.
+#[expect(clippy::unnecessary_wraps, reason = "as all handlers of requests")]
+pub fn show_failure(_: &mut Session, _: &Shared, _: Object) -> Reply {
+    Ok(Vec::new())
+}
+
+/// Invalidates a capture, as a forbidden call does natively: its end returns an error.
+pub fn capture_break(session: &mut Session, shared: &Shared, body: Object) -> Reply {
+    let (index, raw) = stream_for_capture(session, shared, body.object)?;
+    if session.objects.streams.at(index)?.capturing {
+        shared.gpu.driver.stream_query(raw)?;
+    }
+    Ok(Vec::new())
+}
+
+/// Ends the captures of a stream that the client destroys, or all captures at the end of the session: a stream that
+/// captures must not be passed to another session.
+pub fn abandon_captures(session: &mut Session, shared: &Shared, only: Option<u64>) {
+    let over: Vec<u64> = session
+        .objects
+        .graphs
+        .captures
+        .iter()
+        .map(|c| c.stream)
+        .collect();
+    for handle in over
+        .into_iter()
+        .filter(|s| only.is_none_or(|only| only == *s))
+    {
+        let Ok((index, raw)) = stream_for_capture(session, shared, handle) else {
+            continue;
+        };
+        let Ok(device) = session
+            .objects
+            .streams
+            .at(index)
+            .map(|stream| stream.device)
+        else {
+            continue;
+        };
+        let into = session
+            .objects
+            .graphs
+            .captures
+            .iter()
+            .find(|c| c.stream == handle);
+        let given = into
+            .and_then(|capture| session.objects.graphs.graphs.get(capture.graph).ok())
+            .is_some_and(|graph| graph.owner != Owner::Capture);
+        if let Ok(graph) = end_capture(session, shared, handle, raw, device)
+            && let Ok(object) = session.objects.graphs.graphs.get(graph)
+            && !given
         {
-            let Ok((index, raw)) = self.stream_for_capture(shared, handle) else {
-                continue;
-            };
-            let Ok(device) = self.objects.streams.at(index).map(|stream| stream.device) else {
-                continue;
-            };
-            let into = self
-                .objects
-                .graphs
-                .captures
-                .iter()
-                .find(|c| c.stream == handle);
-            let given = into
-                .and_then(|capture| self.objects.graphs.graphs.get(capture.graph).ok())
-                .is_some_and(|graph| graph.owner != Owner::Capture);
-            if let Ok(graph) = self.end_capture(shared, handle, raw, device)
-                && let Ok(object) = self.objects.graphs.graphs.get(graph)
-                && !given
-            {
-                // The client does not know this graph.
-                let _ = shared.gpu.driver.graph.destroy(object.raw);
-                self.objects.graphs.forget_graph(graph);
-            }
+            // The client does not know this graph.
+            let _ = shared.gpu.driver.graph.destroy(object.raw);
+            session.objects.graphs.forget_graph(graph);
         }
     }
 }
@@ -539,7 +561,7 @@ mod tests {
     }
 
     /// Says that a stream captures.
-    extern "C" fn is_capturing(_: u64, status: &mut u32) -> CUresult {
+    extern "C" fn says_capturing(_: u64, status: &mut u32) -> CUresult {
         *status = CU_STREAM_CAPTURE_STATUS_ACTIVE;
         CUDA_SUCCESS
     }
@@ -645,7 +667,7 @@ mod tests {
                 test.orders(status);
                 assert_eq!(test.told(Op::CaptureBegin, &body, &[]), status, "{name}");
                 assert_eq!(captures(&test), usize::from(begun), "{name}");
-                assert_eq!(test.session.is_capturing(stream), begun, "{name}");
+                assert_eq!(is_capturing(&test.session, stream), begun, "{name}");
                 let graph = test.session.objects.graphs.graphs.get(graph);
                 let filling = graph.expect("a graph").filling;
                 assert_eq!(filling, begun && into == 1, "{name}");
@@ -676,7 +698,7 @@ mod tests {
         let found = test.session.objects.graphs.graphs.get(graph);
         assert_eq!(found.expect("a graph").owner, Owner::Client);
         assert_eq!(captures(&test), 0);
-        assert!(!test.session.is_capturing(stream));
+        assert!(!is_capturing(&test.session, stream));
     }
 
     #[test]
@@ -684,7 +706,7 @@ mod tests {
         for (goes_on, name) in [(false, "none"), (true, "cuStreamIsCapturing")] {
             let mut test = Fixture::new(&[
                 ("cuStreamEndCapture", obeys as Function),
-                (name, is_capturing as Function),
+                (name, says_capturing as Function),
             ]);
             let stream = test.stream();
             test.captures(stream);
@@ -692,7 +714,7 @@ mod tests {
             let status = test.status(Op::CaptureEnd, &Object { object: stream }, &[]);
             assert_eq!(status, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
             assert_eq!(captures(&test), usize::from(goes_on));
-            assert_eq!(test.session.is_capturing(stream), goes_on);
+            assert_eq!(is_capturing(&test.session, stream), goes_on);
         }
     }
 

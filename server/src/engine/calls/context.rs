@@ -1,9 +1,10 @@
 //! Contexts: attaching to a device, limits.
 
-use super::Reply;
+use super::reply::{Reply, number};
 use crate::engine::base::call::Incoming;
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
+use crate::engine::calls::green::part_of;
 use crate::engine::gpu::context_limits::ContextLimit;
 use crate::engine::gpu::devices::Device;
 use crate::engine::lasting::{Lasting, Lost, Making, failed};
@@ -30,108 +31,105 @@ fn wanted_limit<'a>(
     is_current.then_some((device, wanted))
 }
 
-impl Session {
-    /// Ensures that the device has a context.
-    pub fn attach(&mut self, shared: &Shared, body: Attach) -> Reply {
-        let device = shared.gpu.device(body.device)?;
-        device.attach(&shared.gpu.driver)?;
-        // May partition the device: done here, where it may take time, rather than with the first stream.
-        self.part_of(shared, device)?;
-        Ok(Vec::new())
-    }
+/// Ensures that the device has a context.
+pub fn attach(session: &mut Session, shared: &Shared, body: Attach) -> Reply {
+    let device = shared.gpu.device(body.device)?;
+    device.attach(&shared.gpu.driver)?;
+    // May partition the device: done here, where it may take time, rather than with the first stream.
+    part_of(session, shared, device)?;
+    Ok(Vec::new())
+}
 
-    /// `cuCtxGetLimit`.
-    pub fn get_limit(&mut self, shared: &Shared, body: Limit) -> Reply {
-        let device = shared.gpu.device(body.device)?;
-        device.make_current(&shared.gpu.driver)?;
-        let mut value = 0;
-        shared.gpu.driver.ctx_get_limit(&mut value, body.limit)?;
-        // The context's initial limit, because another client may have raised the present one.
-        Ok(super::value(
-            device.first_limit(body.limit).unwrap_or(value as u64),
-        ))
-    }
+/// `cuCtxGetLimit`.
+pub fn get_limit(_: &mut Session, shared: &Shared, body: Limit) -> Reply {
+    let device = shared.gpu.device(body.device)?;
+    device.make_current(&shared.gpu.driver)?;
+    let mut value = 0;
+    shared.gpu.driver.ctx_get_limit(&mut value, body.limit)?;
+    // The context's initial limit, because another client may have raised the present one.
+    Ok(number(
+        device.first_limit(body.limit).unwrap_or(value as u64),
+    ))
+}
 
-    /// Whether `cuCtxSetLimit` has to raise the limit of the driver's context.
-    pub fn raises_limit(&self, shared: &Shared, message: Incoming<'_>) -> bool {
-        let Some((_, wanted)) = wanted_limit(shared, message) else {
-            return false;
-        };
-        let mut value = 0;
-        let known = shared.gpu.driver.ctx_get_limit(&mut value, wanted.limit);
-        known.is_ok() && wanted.value > value as u64
-    }
+/// Whether `cuCtxSetLimit` has to raise the limit of the driver's context.
+pub fn raises_limit(shared: &Shared, message: Incoming<'_>) -> bool {
+    let Some((_, wanted)) = wanted_limit(shared, message) else {
+        return false;
+    };
+    let mut value = 0;
+    let known = shared.gpu.driver.ctx_get_limit(&mut value, wanted.limit);
+    known.is_ok() && wanted.value > value as u64
+}
 
-    /// Whether `cuCtxSetLimit` raises a limit that belongs to one program above its initial value.
-    pub fn raises_limit_of_program(&self, shared: &Shared, message: Incoming<'_>) -> bool {
-        let wanted = wanted_limit(shared, message);
-        wanted.is_some_and(|(device, wanted)| {
-            let first = device.first_limit(wanted.limit);
-            wanted.is_of_program() && first.is_some_and(|first| wanted.value > first)
-        })
-    }
+/// Whether `cuCtxSetLimit` raises a limit that belongs to one program above its initial value.
+pub fn raises_limit_of_program(shared: &Shared, message: Incoming<'_>) -> bool {
+    let wanted = wanted_limit(shared, message);
+    wanted.is_some_and(|(device, wanted)| {
+        let first = device.first_limit(wanted.limit);
+        wanted.is_of_program() && first.is_some_and(|first| wanted.value > first)
+    })
+}
 
-    /// `cuCtxSetLimit`. In a context that clients share, a limit is only ever raised, within bounds. Returns the limit that
-    /// the client would have in a context of its own.
-    pub fn set_limit(&mut self, shared: &Shared, body: Limit) -> Reply {
-        let device = shared.gpu.device(body.device)?;
-        device.make_current(&shared.gpu.driver)?;
-        if let Some(wanted) = ContextLimit::new(body.limit, body.value) {
-            let value = self.raise(shared, device, wanted)?;
-            let key = u64::from(body.device) | u64::from(body.limit) << 32;
-            self.describe::<ClientLimit>(key, &body.value);
-            return Ok(super::value(value));
-        }
-        shared.gpu.driver.ctx_get_limit(&mut 0, body.limit)?;
-        match body.limit {
-            // Hints for the use of the L2 cache, which all clients share: accepted without effect.
-            CU_LIMIT_MAX_L2_FETCH_GRANULARITY if body.value > L2_FETCH_MAX => {
-                Err(CUDA_ERROR_INVALID_VALUE.into())
-            }
-            CU_LIMIT_MAX_L2_FETCH_GRANULARITY | CU_LIMIT_PERSISTING_L2_CACHE_SIZE => {
-                Ok(super::value(body.value))
-            }
-            // The driver does not permit setting other limits in a context like the server's.
-            _ => Err(CUDA_ERROR_NOT_PERMITTED.into()),
-        }
+/// `cuCtxSetLimit`. In a context that clients share, a limit is only ever raised, within bounds. Returns the limit that
+/// the client would have in a context of its own.
+pub fn set_limit(session: &mut Session, shared: &Shared, body: Limit) -> Reply {
+    let device = shared.gpu.device(body.device)?;
+    device.make_current(&shared.gpu.driver)?;
+    if let Some(wanted) = ContextLimit::new(body.limit, body.value) {
+        let value = raise(session, shared, device, wanted)?;
+        let key = u64::from(body.device) | u64::from(body.limit) << 32;
+        session.describe::<ClientLimit>(key, &body.value);
+        return Ok(number(value));
     }
+    shared.gpu.driver.ctx_get_limit(&mut 0, body.limit)?;
+    match body.limit {
+        // Hints for the use of the L2 cache, which all clients share: accepted without effect.
+        CU_LIMIT_MAX_L2_FETCH_GRANULARITY if body.value > L2_FETCH_MAX => {
+            Err(CUDA_ERROR_INVALID_VALUE.into())
+        }
+        CU_LIMIT_MAX_L2_FETCH_GRANULARITY | CU_LIMIT_PERSISTING_L2_CACHE_SIZE => {
+            Ok(number(body.value))
+        }
+        // The driver does not permit setting other limits in a context like the server's.
+        _ => Err(CUDA_ERROR_NOT_PERMITTED.into()),
+    }
+}
 
-    /// Raises the context's limit to at least this value, or sets the limit of the session's own context. Returns the
-    /// session's limit.
-    fn raise(
-        &mut self,
-        shared: &Shared,
-        device: &Device,
-        wanted: ContextLimit,
-    ) -> Result<u64, CUresult> {
-        let ContextLimit { limit, value } = wanted;
-        let mut present = 0;
-        shared.gpu.driver.ctx_get_limit(&mut present, limit)?;
-        if !wanted.is_within_bounds(device) {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        let first = device.first_limit(limit).unwrap_or(present as u64);
-        if self.flow.own == OwnContext::Taken && wanted.is_of_program() && value > first {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        let limits = &mut self.objects.limits;
-        let bytes = wanted.taken(first, device);
-        let before = limits.set(&self.account, device.ordinal, wanted, bytes)?;
-        let is_own = self.flow.own == OwnContext::Owned && wanted.is_of_program();
-        if value <= present as u64 && !is_own {
-            return Ok(value);
-        }
-        let set = shared.gpu.driver.ctx_set_limit(limit, value as usize);
-        if let Err(status) = set.and_then(|()| shared.gpu.driver.ctx_get_limit(&mut present, limit))
-        {
-            limits.undo(device.ordinal, limit, before);
-            return Err(status);
-        }
-        if limit == CU_LIMIT_STACK_SIZE {
-            device.has_grown(present as u64);
-        }
-        Ok(present as u64)
+/// Raises the context's limit to at least this value, or sets the limit of the session's own context. Returns the
+/// session's limit.
+fn raise(
+    session: &mut Session,
+    shared: &Shared,
+    device: &Device,
+    wanted: ContextLimit,
+) -> Result<u64, CUresult> {
+    let ContextLimit { limit, value } = wanted;
+    let mut present = 0;
+    shared.gpu.driver.ctx_get_limit(&mut present, limit)?;
+    if !wanted.is_within_bounds(device) {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
     }
+    let first = device.first_limit(limit).unwrap_or(present as u64);
+    if session.flow.own == OwnContext::Taken && wanted.is_of_program() && value > first {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    let limits = &mut session.objects.limits;
+    let bytes = wanted.taken(first, device);
+    let before = limits.set(&session.account, device.ordinal, wanted, bytes)?;
+    let is_own = session.flow.own == OwnContext::Owned && wanted.is_of_program();
+    if value <= present as u64 && !is_own {
+        return Ok(value);
+    }
+    let set = shared.gpu.driver.ctx_set_limit(limit, value as usize);
+    if let Err(status) = set.and_then(|()| shared.gpu.driver.ctx_get_limit(&mut present, limit)) {
+        limits.undo(device.ordinal, limit, before);
+        return Err(status);
+    }
+    if limit == CU_LIMIT_STACK_SIZE {
+        device.has_grown(present as u64);
+    }
+    Ok(present as u64)
 }
 
 /// State of a limit that the session has set.
@@ -152,7 +150,12 @@ impl Lasting for ClientLimit {
             let wanted = ContextLimit::new((record.key >> 32) as u32, value);
             let device = shared.gpu.device(record.key as u32)?;
             device.make_current(&shared.gpu.driver)?;
-            session.raise(shared, device, wanted.ok_or(CUDA_ERROR_INVALID_VALUE)?)
+            raise(
+                session,
+                shared,
+                device,
+                wanted.ok_or(CUDA_ERROR_INVALID_VALUE)?,
+            )
         };
         raise().map(drop).map_err(failed("a limit", record))
     }

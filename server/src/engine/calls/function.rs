@@ -1,10 +1,11 @@
 //! Functions and kernels: lookup, parameters, attributes.
 
-use super::Reply;
+use super::reply::{Reply, number};
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::moment::Want;
 use crate::engine::base::ordinal::Ordinal;
+use crate::engine::calls::module::{image_ready, separate};
 use crate::engine::images::contents::Raw;
 use crate::engine::images::instances::Key;
 use crate::engine::objects::functions::Function;
@@ -61,245 +62,272 @@ const LOADS_AHEAD: Duration = Duration::from_millis(5);
 /// Maximum number of kernel parameters considered: one per byte of the parameter space would be 32,764.
 const MAX_PARAMS: usize = 4096;
 
-impl Session {
-    /// The function behind a handle, for a launch or a query. Takes it from its image on first use.
-    ///
-    /// # Errors
-    /// `CUDA_ERROR_INVALID_HANDLE`; [`CallError::Alone`] if it has to be loaded at a quiescent point; driver errors.
-    #[inline]
-    pub fn function(&mut self, shared: &Shared, handle: u64) -> Result<&Function, CallError> {
-        let function = self.objects.functions.get(handle)?;
-        if !function.taken {
-            let loads =
-                self.image(function.image)?
-                    .loads_to_take(&shared.images, &function.key, None);
-            if loads && self.flow.moment.is_none() {
-                self.flow.wants = Some(Want::Function(handle));
-                return Err(CallError::Alone);
-            }
-            self.take_function(shared, handle)?;
+/// The function behind a handle, for a launch or a query. Takes it from its image on first use.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_HANDLE`; [`CallError::Alone`] if it has to be loaded at a quiescent point; driver errors.
+#[inline]
+pub fn function<'a>(
+    session: &'a mut Session,
+    shared: &Shared,
+    handle: u64,
+) -> Result<&'a Function, CallError> {
+    let function = session.objects.functions.get(handle)?;
+    if !function.taken {
+        let loads = session.objects.image(function.image)?.loads_to_take(
+            &shared.images,
+            &function.key,
+            None,
+        );
+        if loads && session.flow.moment.is_none() {
+            session.flow.wants = Some(Want::Function(handle));
+            return Err(CallError::Alone);
         }
-        Ok(self.objects.functions.get(handle)?)
+        take_function(session, shared, handle)?;
     }
+    Ok(session.objects.functions.get(handle)?)
+}
 
-    /// `cuModuleGetFunction`; `cuLibraryGetKernel`, and `cuKernelGetFunction` for one device. A kernel's function is
-    /// loaded here, on the slow lane, so that no launch has to load it.
-    pub fn get_function(&mut self, shared: &Shared, call: Call<'_, GetFunction>) -> Reply {
-        let Call { body, message } = call;
-        let name = message.name::<GetFunction>()?;
-        let driver = &shared.gpu.driver;
-        if body.function == 0 {
-            return self.describe_kernel(shared, body.parent, &name);
-        }
-        let (_, device, prints) = self.image_ready(shared, body.parent, body.device)?;
-        let key: Key = (name.into(), device);
-        let raw = self.image(body.parent)?.look(&shared.images, &key)?;
-        self.look_ahead(shared, body.parent, device);
-        let mut info = FunctionInfo {
-            attributes: [i32::MIN; 16],
-            ..FunctionInfo::default()
-        };
-        for (attribute, value) in info.attributes.iter_mut().enumerate() {
-            let _ = driver.func_get_attribute(value, attribute as u32, raw);
-        }
-        let image = self.image(body.parent)?;
-        image.correct(&key, &mut info.attributes);
-        let taken = !image.is_tracked();
-        if self.flow.moment.is_some() {
-            shared.gpu.devices[device].want_local_ahead(local(&info.attributes));
-        }
-        let params =
-            params_of(|index, offset, size| driver.func_get_param_info(raw, index, offset, size));
-        info.params = params.len() as u32;
-        info.flags = self.image(body.parent)?.calls.flags(&key.0);
-        let param_bytes = params
-            .iter()
-            .map(|param| param.offset + param.size)
-            .max()
-            .unwrap_or(0);
-        let mut payload = info.as_bytes().to_vec();
-        payload.extend_from_slice(params.as_bytes());
-        let keeps = self.keeps_variables(&shared.images, body.parent);
-        let function = Function {
-            keeps,
-            launched: Cell::new(false),
-            traced: (0, 0),
-            raw,
-            taken,
-            key,
-            param_bytes,
-            image: body.parent,
-            device,
-            prints,
-            in_runs: !has_clusters(&info.attributes),
-            length: Length::Unknown,
-            local: local(&info.attributes),
-            block: Cell::default(),
-        };
-        let (name, _) = &function.key;
-        self.shared.launched.name(body.function, name);
-        self.objects
-            .functions
-            .insert(body.function, function)
-            .map_err(|(status, _)| status)?;
-        Ok(payload)
+/// `cuModuleGetFunction`; `cuLibraryGetKernel`, and `cuKernelGetFunction` for one device. A kernel's function is
+/// loaded here, on the slow lane, so that no launch has to load it.
+pub fn get_function(session: &mut Session, shared: &Shared, call: Call<'_, GetFunction>) -> Reply {
+    let Call { body, message } = call;
+    let name = message.name::<GetFunction>()?;
+    let driver = &shared.gpu.driver;
+    if body.function == 0 {
+        return describe_kernel(session, shared, body.parent, &name);
     }
-
-    /// At the session's quiescent point, looks up further functions of this image and of its libraries that the client
-    /// is likely to use, within short time limits: each would otherwise need a quiescent point of its own.
-    pub fn look_ahead(&self, shared: &Shared, first: u64, device: Ordinal) {
-        let Some(moment) = &self.flow.moment else {
-            return;
-        };
-        // Includes waiting for other threads that are loading.
-        let began = Instant::now();
-        let may_load = || !moment.is_over() && began.elapsed() < LOADS_AHEAD;
-        for library in self.objects.libraries.iter() {
-            library.load_ahead(&shared.images, device, &may_load);
-        }
-        let began = Instant::now();
-        let may = || !moment.is_over() && began.elapsed() < AHEAD;
-        if let Ok(first) = self.image(first) {
-            first.look_ahead(&shared.images, device, &may);
-        }
-        for library in self.objects.libraries.iter() {
-            library.look_ahead(&shared.images, device, &may);
-        }
+    let (_, device, prints) = image_ready(session, shared, body.parent, body.device)?;
+    let key: Key = (name.into(), device);
+    let raw = session
+        .objects
+        .image(body.parent)?
+        .look(&shared.images, &key)?;
+    look_ahead(session, shared, body.parent, device);
+    let mut info = FunctionInfo {
+        attributes: [i32::MIN; 16],
+        ..FunctionInfo::default()
+    };
+    for (attribute, value) in info.attributes.iter_mut().enumerate() {
+        let _ = driver.func_get_attribute(value, attribute as u32, raw);
     }
-
-    /// A kernel of a library for any device: whether it exists, and its parameters.
-    fn describe_kernel(&self, shared: &Shared, library: u64, name: &[u8]) -> Reply {
-        let driver = &shared.gpu.driver;
-        let kernel = self.kernel(shared, library, name)?;
-        let params = params_of(|index, offset, size| {
-            driver.kernel_get_param_info(kernel, index, offset, size)
-        });
-        let info = FunctionInfo {
-            attributes: [i32::MIN; 16],
-            params: params.len() as u32,
-            flags: self.objects.libraries.get(library)?.calls.flags(name),
-        };
-        let mut payload = info.as_bytes().to_vec();
-        payload.extend_from_slice(params.as_bytes());
-        Ok(payload)
+    let image = session.objects.image(body.parent)?;
+    image.correct(&key, &mut info.attributes);
+    let taken = !image.is_tracked();
+    if session.flow.moment.is_some() {
+        shared.gpu.devices[device].want_local_ahead(local(&info.attributes));
     }
+    let params =
+        params_of(|index, offset, size| driver.func_get_param_info(raw, index, offset, size));
+    info.params = params.len() as u32;
+    info.flags = session.objects.image(body.parent)?.calls.flags(&key.0);
+    let param_bytes = params
+        .iter()
+        .map(|param| param.offset + param.size)
+        .max()
+        .unwrap_or(0);
+    let mut payload = info.as_bytes().to_vec();
+    payload.extend_from_slice(params.as_bytes());
+    let keeps = session.keeps_variables(&shared.images, body.parent);
+    let function = Function {
+        keeps,
+        launched: Cell::new(false),
+        traced: (0, 0),
+        raw,
+        taken,
+        key,
+        param_bytes,
+        image: body.parent,
+        device,
+        prints,
+        in_runs: !has_clusters(&info.attributes),
+        length: Length::Unknown,
+        local: local(&info.attributes),
+        block: Cell::default(),
+    };
+    let (name, _) = &function.key;
+    session.shared.launched.name(body.function, name);
+    session
+        .objects
+        .functions
+        .insert(body.function, function)
+        .map_err(|(status, _)| status)?;
+    Ok(payload)
+}
 
-    fn kernel(&self, shared: &Shared, library: u64, name: &[u8]) -> Result<CUkernel, CUresult> {
-        let Raw::Library(library) = self.objects.libraries.get(library)?.raw() else {
-            return Err(CUDA_ERROR_INVALID_HANDLE);
-        };
-        shared.gpu.use_any_device();
-        let mut kernel = CUkernel::NULL;
-        shared
-            .gpu
-            .driver
-            .library_get_kernel(&mut kernel, library, name.as_ptr().cast())?;
-        Ok(kernel)
+/// At the session's quiescent point, looks up further functions of this image and of its libraries that the client
+/// is likely to use, within short time limits: each would otherwise need a quiescent point of its own.
+pub fn look_ahead(session: &Session, shared: &Shared, first: u64, device: Ordinal) {
+    let Some(moment) = &session.flow.moment else {
+        return;
+    };
+    // Includes waiting for other threads that are loading.
+    let began = Instant::now();
+    let may_load = || !moment.is_over() && began.elapsed() < LOADS_AHEAD;
+    for library in session.objects.libraries.iter() {
+        library.load_ahead(&shared.images, device, &may_load);
     }
-
-    /// Determines the function that launches of a handle use from now on, with the attributes set for it.
-    pub fn take_function(&mut self, shared: &Shared, handle: u64) -> Result<(), CUresult> {
-        let function = self.objects.functions.get(handle)?;
-        let (image, key) = (function.image, function.key.clone());
-        let raw = self.image_mut(image)?.take(&shared.images, &key)?;
-        self.give_function(image, &key, raw);
-        Ok(())
+    let began = Instant::now();
+    let may = || !moment.is_over() && began.elapsed() < AHEAD;
+    if let Ok(first) = session.objects.image(first) {
+        first.look_ahead(&shared.images, device, &may);
     }
-
-    fn give_function(&mut self, image: u64, key: &Key, raw: CUfunction) {
-        let same = |function: &&mut Function| function.image == image && function.key == *key;
-        for function in self.objects.functions.iter_mut().filter(same) {
-            (function.raw, function.taken) = (raw, true);
-        }
+    for library in session.objects.libraries.iter() {
+        library.look_ahead(&shared.images, device, &may);
     }
+}
 
-    /// `cuKernelGetAttribute`, `cuKernelSetAttribute`.
-    pub fn kernel_attribute(&mut self, shared: &Shared, call: Call<'_, KernelAttribute>) -> Reply {
-        let Call { body, message } = call;
-        let name = message.name::<KernelAttribute>()?;
-        let device = shared.gpu.device(body.device)?;
-        let image = self.objects.libraries.get_mut(body.library)?;
-        if image.is_tracked() {
-            let key: Key = (name.clone().into(), device.ordinal);
-            if body.set == 0 {
-                if let Some(value) = image.of_kernel(&key, body.attribute) {
-                    return Ok(super::value(value as i64 as u64));
-                }
-            } else if device.make_current(&shared.gpu.driver).is_ok() {
-                let set = (body.attribute, body.value);
-                let raw = image.set(&shared.images, &key, set, true)?;
-                self.give_function(body.library, &key, raw);
-                return Ok(super::value(body.value as i64 as u64));
-            } else {
-                self.separate(shared, body.library)?;
-            }
-        }
-        let kernel = self.kernel(shared, body.library, &name)?;
-        // May fail: a device to which no client has attached has no context, and the call needs none.
-        let _ = device.make_current(&shared.gpu.driver);
-        let device = device.raw;
-        let image = &shared.gpu.driver.image;
-        let mut value = body.value;
+/// A kernel of a library for any device: whether it exists, and its parameters.
+fn describe_kernel(session: &Session, shared: &Shared, library: u64, name: &[u8]) -> Reply {
+    let driver = &shared.gpu.driver;
+    let kernel = kernel(session, shared, library, name)?;
+    let params =
+        params_of(|index, offset, size| driver.kernel_get_param_info(kernel, index, offset, size));
+    let info = FunctionInfo {
+        attributes: [i32::MIN; 16],
+        params: params.len() as u32,
+        flags: session.objects.libraries.get(library)?.calls.flags(name),
+    };
+    let mut payload = info.as_bytes().to_vec();
+    payload.extend_from_slice(params.as_bytes());
+    Ok(payload)
+}
+
+fn kernel(
+    session: &Session,
+    shared: &Shared,
+    library: u64,
+    name: &[u8],
+) -> Result<CUkernel, CUresult> {
+    let Raw::Library(library) = session.objects.libraries.get(library)?.raw() else {
+        return Err(CUDA_ERROR_INVALID_HANDLE);
+    };
+    shared.gpu.use_any_device();
+    let mut kernel = CUkernel::NULL;
+    shared
+        .gpu
+        .driver
+        .library_get_kernel(&mut kernel, library, name.as_ptr().cast())?;
+    Ok(kernel)
+}
+
+/// Determines the function that launches of a handle use from now on, with the attributes set for it.
+pub fn take_function(session: &mut Session, shared: &Shared, handle: u64) -> Result<(), CUresult> {
+    let function = session.objects.functions.get(handle)?;
+    let (image, key) = (function.image, function.key.clone());
+    let raw = session
+        .objects
+        .image_mut(image)?
+        .take(&shared.images, &key)?;
+    give_function(session, image, &key, raw);
+    Ok(())
+}
+
+fn give_function(session: &mut Session, image: u64, key: &Key, raw: CUfunction) {
+    let same = |function: &&mut Function| function.image == image && function.key == *key;
+    for function in session.objects.functions.iter_mut().filter(same) {
+        (function.raw, function.taken) = (raw, true);
+    }
+}
+
+/// `cuKernelGetAttribute`, `cuKernelSetAttribute`.
+pub fn kernel_attribute(
+    session: &mut Session,
+    shared: &Shared,
+    call: Call<'_, KernelAttribute>,
+) -> Reply {
+    let Call { body, message } = call;
+    let name = message.name::<KernelAttribute>()?;
+    let device = shared.gpu.device(body.device)?;
+    let image = session.objects.libraries.get_mut(body.library)?;
+    if image.is_tracked() {
+        let key: Key = (name.clone().into(), device.ordinal);
         if body.set == 0 {
-            image.kernel_get_attribute(&mut value, body.attribute, kernel, device)?;
+            if let Some(value) = image.of_kernel(&key, body.attribute) {
+                return Ok(number(value as i64 as u64));
+            }
+        } else if device.make_current(&shared.gpu.driver).is_ok() {
+            let set = (body.attribute, body.value);
+            let raw = image.set(&shared.images, &key, set, true)?;
+            give_function(session, body.library, &key, raw);
+            return Ok(number(body.value as i64 as u64));
         } else {
-            image.kernel_set_attribute(body.attribute, value, kernel, device)?;
+            separate(session, shared, body.library)?;
         }
-        Ok(super::value(value as i64 as u64))
     }
+    let kernel = kernel(session, shared, body.library, &name)?;
+    // May fail: a device to which no client has attached has no context, and the call needs none.
+    let _ = device.make_current(&shared.gpu.driver);
+    let device = device.raw;
+    let image = &shared.gpu.driver.image;
+    let mut value = body.value;
+    if body.set == 0 {
+        image.kernel_get_attribute(&mut value, body.attribute, kernel, device)?;
+    } else {
+        image.kernel_set_attribute(body.attribute, value, kernel, device)?;
+    }
+    Ok(number(value as i64 as u64))
+}
 
-    /// The driver's function behind a handle; its context is made current.
-    pub fn function_ready(
-        &mut self,
-        shared: &Shared,
-        handle: u64,
-    ) -> Result<CUfunction, CallError> {
-        let function = self.function(shared, handle)?;
-        shared.gpu.devices[function.device].make_current(&shared.gpu.driver)?;
-        Ok(function.raw)
-    }
+/// The driver's function behind a handle; its context is made current.
+pub fn function_ready(
+    session: &mut Session,
+    shared: &Shared,
+    handle: u64,
+) -> Result<CUfunction, CallError> {
+    let function = function(session, shared, handle)?;
+    shared.gpu.devices[function.device].make_current(&shared.gpu.driver)?;
+    Ok(function.raw)
+}
 
-    /// Returns text printed by the session's kernels, and how many bytes are left.
-    pub fn printed(&mut self, shared: &Shared, (): ()) -> Reply {
-        let (text, left) = self.take_printed(&shared.gpu, ANSWER_LEN - size_of::<Value>())?;
-        let mut payload = super::value(left as u64);
-        payload.extend_from_slice(&text);
-        Ok(payload)
-    }
+/// Returns text printed by the session's kernels, and how many bytes are left.
+pub fn printed(session: &mut Session, shared: &Shared, (): ()) -> Reply {
+    let (text, left) = session.take_printed(&shared.gpu, ANSWER_LEN - size_of::<Value>())?;
+    let mut payload = number(left as u64);
+    payload.extend_from_slice(&text);
+    Ok(payload)
+}
 
-    /// `cuFuncGetAttribute`.
-    pub fn get_function_attribute(&mut self, shared: &Shared, body: FunctionAttribute) -> Reply {
-        let function = self.function_ready(shared, body.function)?;
-        let mut value = 0;
-        shared
-            .gpu
-            .driver
-            .func_get_attribute(&mut value, body.attribute, function)?;
-        Ok(super::value(value as i64 as u64))
-    }
+/// `cuFuncGetAttribute`.
+pub fn get_function_attribute(
+    session: &mut Session,
+    shared: &Shared,
+    body: FunctionAttribute,
+) -> Reply {
+    let function = function_ready(session, shared, body.function)?;
+    let mut value = 0;
+    shared
+        .gpu
+        .driver
+        .func_get_attribute(&mut value, body.attribute, function)?;
+    Ok(number(value as i64 as u64))
+}
 
-    /// `cuFuncSetAttribute`.
-    pub fn set_function_attribute(&mut self, shared: &Shared, body: FunctionAttribute) -> Reply {
-        let known = self.objects.functions.get(body.function)?;
-        let (of, key) = (known.image, known.key.clone());
-        self.end_runs(shared);
-        let clusters = CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET;
-        if body.attribute >= clusters {
-            self.objects.functions.get_mut(body.function)?.in_runs = false;
-        }
-        let image = self.image_mut(of)?;
-        if image.is_tracked() {
-            let raw = image.set(&shared.images, &key, (body.attribute, body.value), false)?;
-            self.give_function(of, &key, raw);
-            return Ok(Vec::new());
-        }
-        let function = self.function_ready(shared, body.function)?;
-        shared
-            .gpu
-            .driver
-            .func_set_attribute(function, body.attribute, body.value)?;
-        Ok(Vec::new())
+/// `cuFuncSetAttribute`.
+pub fn set_function_attribute(
+    session: &mut Session,
+    shared: &Shared,
+    body: FunctionAttribute,
+) -> Reply {
+    let known = session.objects.functions.get(body.function)?;
+    let (of, key) = (known.image, known.key.clone());
+    session.end_runs(shared);
+    let clusters = CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET;
+    if body.attribute >= clusters {
+        session.objects.functions.get_mut(body.function)?.in_runs = false;
     }
+    let image = session.objects.image_mut(of)?;
+    if image.is_tracked() {
+        let raw = image.set(&shared.images, &key, (body.attribute, body.value), false)?;
+        give_function(session, of, &key, raw);
+        return Ok(Vec::new());
+    }
+    let function = function_ready(session, shared, body.function)?;
+    shared
+        .gpu
+        .driver
+        .func_set_attribute(function, body.attribute, body.value)?;
+    Ok(Vec::new())
 }
 
 #[cfg(test)]
@@ -385,7 +413,12 @@ mod tests {
             for prints in [false, true] {
                 let mut test = Fixture::new(&[]);
                 let image = test.image(kind);
-                let calls = &mut test.session.image_mut(image).expect("an image").calls;
+                let calls = &mut test
+                    .session
+                    .objects
+                    .image_mut(image)
+                    .expect("an image")
+                    .calls;
                 (calls.prints, calls.system_scope) = (prints, SystemScope::of_text(text));
                 for (name, system_scope) in [(NAME, FUNCTION_SYSTEM_SCOPE), (b"other\0", 0)] {
                     let function = get(&mut test, image);

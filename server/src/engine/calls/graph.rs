@@ -4,18 +4,20 @@
 //! those of the calls that the nodes stand for. Nodes are always added and changed with the generic functions for any
 //! kind.
 
-mod exec;
-mod node;
+mod described;
+pub mod exec;
+pub mod node;
 pub mod saved;
-mod shown;
+pub mod shown;
 
-use super::Reply;
+use super::reply::{Reply, number};
 use crate::engine::base::bounds;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::graph_templates::Size;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::capture::{all_nodes, take};
+use crate::engine::calls::graph::shown::host_token;
 use crate::engine::objects::graphs::Owner;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -32,362 +34,378 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use zerocopy::{FromBytes, IntoBytes};
 
-impl Session {
-    /// `cuGraphCreate`.
-    pub fn graph_create(&mut self, shared: &Shared, body: GraphCreate) -> Reply {
-        let device = shared.gpu.device(body.device)?;
-        device.make_current(&shared.gpu.driver)?;
-        let mut raw = CUgraph::NULL;
-        shared.gpu.driver.graph.create(&mut raw, body.flags)?;
-        self.new_graph(shared, raw, device.ordinal)
-    }
+/// `cuGraphCreate`.
+pub fn graph_create(session: &mut Session, shared: &Shared, body: GraphCreate) -> Reply {
+    let device = shared.gpu.device(body.device)?;
+    device.make_current(&shared.gpu.driver)?;
+    let mut raw = CUgraph::NULL;
+    shared.gpu.driver.graph.create(&mut raw, body.flags)?;
+    new_graph(session, shared, raw, device.ordinal)
+}
 
-    fn new_graph(&mut self, shared: &Shared, raw: CUgraph, device: Ordinal) -> Reply {
-        match self.objects.graphs.graph_handle(raw, device, Owner::Client) {
-            Ok(handle) => Ok(super::value(handle)),
-            Err(status) => {
-                let _ = shared.gpu.driver.graph.destroy(raw);
-                Err(status.into())
-            }
+fn new_graph(session: &mut Session, shared: &Shared, raw: CUgraph, device: Ordinal) -> Reply {
+    match session
+        .objects
+        .graphs
+        .graph_handle(raw, device, Owner::Client)
+    {
+        Ok(handle) => Ok(number(handle)),
+        Err(status) => {
+            let _ = shared.gpu.driver.graph.destroy(raw);
+            Err(status.into())
         }
     }
+}
 
-    /// Size of a driver's graph to be placed inside another one.
-    pub fn measure(&self, shared: &Shared, graph: CUgraph, depth: usize) -> Result<Size, CUresult> {
-        let driver = &shared.gpu.driver.graph;
-        let (none, mut edges) = (ptr::null_mut(), 0);
-        driver.edges(graph, none, none, ptr::null_mut(), &mut edges)?;
-        let nodes = all_nodes(shared, graph)?;
-        let mut size = Size {
-            parts: (nodes.len() + edges) as u64,
-            height: 1,
-        };
-        for node in nodes {
-            let mut kind = 0;
-            driver.node_kind(node, &mut kind)?;
-            if kind == CU_GRAPH_NODE_TYPE_GRAPH && depth > 0 {
-                let mut inner = CUgraph::NULL;
-                driver.child_get(node, &mut inner)?;
-                let inner = self.measure(shared, inner, depth - 1)?;
-                size.parts = size.parts.saturating_add(inner.parts);
-                size.height = size.height.max(1 + inner.height);
-            }
-        }
-        Ok(size)
-    }
-
-    /// The driver's graph behind a handle, and its device; its context is made current.
-    fn graph_ready(&self, shared: &Shared, handle: u64) -> Result<(CUgraph, Ordinal), CUresult> {
-        let graph = self.objects.graphs.graphs.get(handle)?;
-        shared.gpu.devices[graph.device].make_current(&shared.gpu.driver)?;
-        Ok((graph.raw, graph.device))
-    }
-
-    /// The driver's node behind a handle, and the handle of its graph; its context is made current.
-    fn node_ready(&self, shared: &Shared, handle: u64) -> Result<(CUgraphNode, u64), CUresult> {
-        let node = self.objects.graphs.nodes.get(handle)?;
-        self.graph_ready(shared, node.graph)?;
-        Ok((node.raw, node.graph))
-    }
-
-    /// `cuGraphDestroy`.
-    pub fn graph_destroy(&mut self, shared: &Shared, body: Object) -> Reply {
-        let (raw, _) = self.graph_ready(shared, body.object)?;
-        let graph = self.objects.graphs.graphs.get(body.object)?;
-        if graph.filling {
-            // The driver's status, too, while a capture fills the graph.
-            return Err(CUDA_ERROR_ILLEGAL_STATE.into());
-        }
-        if graph.owner != Owner::Client || self.objects.graphs.is_filled(body.object) {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
-        }
-        shared.gpu.driver.graph.destroy(raw)?;
-        self.objects.graphs.forget_graph(body.object);
-        self.drop_kept(shared);
-        Ok(Vec::new())
-    }
-
-    /// Releases the images and events that were kept for graphs, once no graph is left.
-    fn drop_kept(&mut self, shared: &Shared) {
-        let (images, events) = self.objects.graphs.take_kept();
-        for image in images {
-            shared.images.discard(image);
-        }
-        for event in events {
-            let _ = shared.gpu.driver.event_destroy(event.raw);
-        }
-    }
-
-    /// `cuGraphClone`.
-    pub fn graph_clone(&mut self, shared: &Shared, body: Object) -> Reply {
-        let (raw, device) = self.graph_ready(shared, body.object)?;
-        let size = self.objects.graphs.graphs.get(body.object)?.size;
-        self.objects.graphs.hold(size.parts)?;
-        let mut clone = CUgraph::NULL;
-        let made = shared
-            .gpu
-            .driver
-            .graph
-            .duplicate(&mut clone, raw)
-            .map_err(CallError::from)
-            .and_then(|()| self.new_graph(shared, clone, device))
-            .inspect_err(|_| self.objects.graphs.let_go(size.parts))?;
-        if let Ok(handle) = Value::read_from_bytes(&made[..]) {
-            self.objects.graphs.graphs.get_mut(handle.value)?.size = size;
-            self.objects.graphs.memory.share(body.object, handle.value);
-        }
-        Ok(made)
-    }
-
-    /// `cuGraphNodeFindInClone`.
-    pub fn graph_find_in_clone(&mut self, shared: &Shared, body: GraphPair) -> Reply {
-        let (node, _) = self.node_ready(shared, body.first)?;
-        let (clone, _) = self.graph_ready(shared, body.second)?;
-        let mut found = CUgraphNode::NULL;
-        shared
-            .gpu
-            .driver
-            .graph
-            .find_in_clone(&mut found, node, clone)?;
-        Ok(super::value(
-            self.objects.graphs.node_handle(found, body.second)?,
-        ))
-    }
-
-    /// `cuGraphGetNodes`, `cuGraphGetRootNodes`, `cuGraphGetEdges`, `cuGraphNodeGetDependencies`,
-    /// `cuGraphNodeGetDependentNodes`: returns a part of the list.
-    pub fn graph_list(&mut self, shared: &Shared, body: GraphList) -> Reply {
-        let driver = &shared.gpu.driver.graph;
-        let none: *mut CUgraphNode = ptr::null_mut();
-        let (graph, node) = match body.what {
-            list::DEPENDENCIES | list::DEPENDENTS => {
-                let (node, graph) = self.node_ready(shared, body.object)?;
-                (graph, node)
-            }
-            _ => (body.object, CUgraphNode::NULL),
-        };
-        let (raw, _) = self.graph_ready(shared, graph)?;
-        let (mut from, mut to, mut edges) = (Vec::new(), Vec::new(), Vec::new());
-        let ask = |from: &mut Vec<CUgraphNode>,
-                   to: &mut Vec<CUgraphNode>,
-                   edges: &mut Vec<CUgraphEdgeData>,
-                   count: &mut usize| {
-            let room = *count;
-            from.resize(room, CUgraphNode::NULL);
-            let first = if room == 0 { none } else { from.as_mut_ptr() };
-            let paired = |edges: &mut Vec<CUgraphEdgeData>| {
-                edges.resize(room, CUgraphEdgeData::default());
-                if room == 0 {
-                    ptr::null_mut()
-                } else {
-                    edges.as_mut_ptr()
-                }
-            };
-            match body.what {
-                list::NODES => driver.nodes(raw, first, count),
-                list::ROOTS => driver.roots(raw, first, count),
-                list::EDGES => {
-                    to.resize(room, CUgraphNode::NULL);
-                    let second = if room == 0 { none } else { to.as_mut_ptr() };
-                    driver.edges(raw, first, second, paired(edges), count)
-                }
-                list::DEPENDENCIES => driver.dependencies(node, first, paired(edges), count),
-                list::DEPENDENTS => driver.dependents(node, first, paired(edges), count),
-                _ => Err(CUDA_ERROR_INVALID_VALUE),
-            }
-        };
-        let mut total = 0;
-        ask(&mut from, &mut to, &mut edges, &mut total)?;
-        let first = (body.first as usize).min(total);
-        let part = (total - first).min(body.most.min(LIST_MOST) as usize);
-        if part > 0 {
-            let mut count = total;
-            ask(&mut from, &mut to, &mut edges, &mut count)?;
-        }
-        let listed = GraphListed {
-            total: total as u32,
-            part: part as u32,
-        };
-        let mut payload = listed.as_bytes().to_vec();
-        for nodes in [&from, &to] {
-            for node in nodes.iter().skip(first).take(part) {
-                let handle = self.objects.graphs.node_handle(*node, graph)?;
-                payload.extend_from_slice(handle.as_bytes());
-            }
-        }
-        let edges = edges.get(first..first + part).unwrap_or_default();
-        payload.extend_from_slice(edges.as_bytes());
-        Ok(payload)
-    }
-
-    /// `cuGraphAddDependencies`, `cuGraphRemoveDependencies`.
-    pub fn graph_dependencies(
-        &mut self,
-        shared: &Shared,
-        call: Call<'_, GraphDependencies>,
-    ) -> Reply {
-        let Call { body, message } = call;
-        let count = body.count as usize;
-        if count > NODES_MOST {
-            return Err(CallError::Violation(format!("{count} dependencies")));
-        }
-        let bytes = message.behind::<GraphDependencies>()?;
-        let mut bytes = &bytes[..];
-        let from = self
-            .objects
-            .graphs
-            .raw_nodes(&take::<u64>(&mut bytes, count)?)?;
-        let to = self
-            .objects
-            .graphs
-            .raw_nodes(&take::<u64>(&mut bytes, count)?)?;
-        let given = if bytes.is_empty() { 0 } else { count };
-        let edges: Vec<CUgraphEdgeData> = take(&mut bytes, given)?;
-        let edges = if edges.is_empty() {
-            ptr::null()
-        } else {
-            edges.as_ptr()
-        };
-        let (graph, _) = self.graph_ready(shared, body.graph)?;
-        let driver = &shared.gpu.driver.graph;
-        let parts = count as u64;
-        if body.remove == 0 {
-            self.objects
-                .graphs
-                .grow(body.graph, Size { parts, height: 0 })?;
-            driver
-                .add_dependencies(graph, from.as_ptr(), to.as_ptr(), edges, count)
-                .inspect_err(|_| self.objects.graphs.shrink(body.graph, parts))?;
-        } else {
-            driver.remove_dependencies(graph, from.as_ptr(), to.as_ptr(), edges, count)?;
-            self.objects.graphs.shrink(body.graph, parts);
-        }
-        Ok(Vec::new())
-    }
-    /// `cuGraphNodeGetType`.
-    pub fn graph_node_kind(&mut self, shared: &Shared, body: Object) -> Reply {
-        let (node, _) = self.node_ready(shared, body.object)?;
+/// Size of a driver's graph to be placed inside another one.
+pub fn measure(shared: &Shared, graph: CUgraph, depth: usize) -> Result<Size, CUresult> {
+    let driver = &shared.gpu.driver.graph;
+    let (none, mut edges) = (ptr::null_mut(), 0);
+    driver.edges(graph, none, none, ptr::null_mut(), &mut edges)?;
+    let nodes = all_nodes(shared, graph)?;
+    let mut size = Size {
+        parts: (nodes.len() + edges) as u64,
+        height: 1,
+    };
+    for node in nodes {
         let mut kind = 0;
-        shared.gpu.driver.graph.node_kind(node, &mut kind)?;
-        if kind == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP && self.host_token(shared, node).is_some() {
-            kind = CU_GRAPH_NODE_TYPE_HOST;
+        driver.node_kind(node, &mut kind)?;
+        if kind == CU_GRAPH_NODE_TYPE_GRAPH && depth > 0 {
+            let mut inner = CUgraph::NULL;
+            driver.child_get(node, &mut inner)?;
+            let inner = measure(shared, inner, depth - 1)?;
+            size.parts = size.parts.saturating_add(inner.parts);
+            size.height = size.height.max(1 + inner.height);
         }
-        Ok(super::value(kind as u64))
     }
+    Ok(size)
+}
 
-    /// `cuGraphDestroyNode`.
-    pub fn graph_node_destroy(&mut self, shared: &Shared, body: Object) -> Reply {
-        let (node, graph) = self.node_ready(shared, body.object)?;
-        let filling = self.objects.graphs.graphs.get(graph)?.filling;
-        if filling || self.objects.graphs.is_filled_inside(body.object) {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
+/// The driver's graph behind a handle, and its device; its context is made current.
+fn graph_ready(
+    session: &Session,
+    shared: &Shared,
+    handle: u64,
+) -> Result<(CUgraph, Ordinal), CUresult> {
+    let graph = session.objects.graphs.graphs.get(handle)?;
+    shared.gpu.devices[graph.device].make_current(&shared.gpu.driver)?;
+    Ok((graph.raw, graph.device))
+}
+
+/// The driver's node behind a handle, and the handle of its graph; its context is made current.
+fn node_ready(
+    session: &Session,
+    shared: &Shared,
+    handle: u64,
+) -> Result<(CUgraphNode, u64), CUresult> {
+    let node = session.objects.graphs.nodes.get(handle)?;
+    graph_ready(session, shared, node.graph)?;
+    Ok((node.raw, node.graph))
+}
+
+/// `cuGraphDestroy`.
+pub fn graph_destroy(session: &mut Session, shared: &Shared, body: Object) -> Reply {
+    let (raw, _) = graph_ready(session, shared, body.object)?;
+    let graph = session.objects.graphs.graphs.get(body.object)?;
+    if graph.filling {
+        // The driver's status, too, while a capture fills the graph.
+        return Err(CUDA_ERROR_ILLEGAL_STATE.into());
+    }
+    if graph.owner != Owner::Client || session.objects.graphs.is_filled(body.object) {
+        return Err(CUDA_ERROR_INVALID_VALUE.into());
+    }
+    shared.gpu.driver.graph.destroy(raw)?;
+    session.objects.graphs.forget_graph(body.object);
+    drop_kept(session, shared);
+    Ok(Vec::new())
+}
+
+/// Releases the images and events that were kept for graphs, once no graph is left.
+fn drop_kept(session: &mut Session, shared: &Shared) {
+    let (images, events) = session.objects.graphs.take_kept();
+    for image in images {
+        shared.images.discard(image);
+    }
+    for event in events {
+        let _ = shared.gpu.driver.event_destroy(event.raw);
+    }
+}
+
+/// `cuGraphClone`.
+pub fn graph_clone(session: &mut Session, shared: &Shared, body: Object) -> Reply {
+    let (raw, device) = graph_ready(session, shared, body.object)?;
+    let size = session.objects.graphs.graphs.get(body.object)?.size;
+    session.objects.graphs.hold(size.parts)?;
+    let mut clone = CUgraph::NULL;
+    let made = shared
+        .gpu
+        .driver
+        .graph
+        .duplicate(&mut clone, raw)
+        .map_err(CallError::from)
+        .and_then(|()| new_graph(session, shared, clone, device))
+        .inspect_err(|_| session.objects.graphs.let_go(size.parts))?;
+    if let Ok(handle) = Value::read_from_bytes(&made[..]) {
+        session.objects.graphs.graphs.get_mut(handle.value)?.size = size;
+        session
+            .objects
+            .graphs
+            .memory
+            .share(body.object, handle.value);
+    }
+    Ok(made)
+}
+
+/// `cuGraphNodeFindInClone`.
+pub fn graph_find_in_clone(session: &mut Session, shared: &Shared, body: GraphPair) -> Reply {
+    let (node, _) = node_ready(session, shared, body.first)?;
+    let (clone, _) = graph_ready(session, shared, body.second)?;
+    let mut found = CUgraphNode::NULL;
+    shared
+        .gpu
+        .driver
+        .graph
+        .find_in_clone(&mut found, node, clone)?;
+    Ok(number(
+        session.objects.graphs.node_handle(found, body.second)?,
+    ))
+}
+
+/// `cuGraphGetNodes`, `cuGraphGetRootNodes`, `cuGraphGetEdges`, `cuGraphNodeGetDependencies`,
+/// `cuGraphNodeGetDependentNodes`: returns a part of the list.
+pub fn graph_list(session: &mut Session, shared: &Shared, body: GraphList) -> Reply {
+    let driver = &shared.gpu.driver.graph;
+    let none: *mut CUgraphNode = ptr::null_mut();
+    let (graph, node) = match body.what {
+        list::DEPENDENCIES | list::DEPENDENTS => {
+            let (node, graph) = node_ready(session, shared, body.object)?;
+            (graph, node)
         }
-        shared.gpu.driver.graph.node_destroy(node)?;
-        let parts = self.objects.graphs.nodes.get(body.object)?.parts;
-        self.objects.graphs.forget_node(body.object);
-        self.objects.graphs.shrink(graph, parts);
-        Ok(Vec::new())
-    }
-
-    /// `cuGraphKernelNodeGetAttribute`, `cuGraphKernelNodeSetAttribute`.
-    pub fn graph_attribute(&mut self, shared: &Shared, mut body: GraphAttribute) -> Reply {
-        let (node, graph) = self.node_ready(shared, body.node)?;
-        let driver = &shared.gpu.driver.graph;
-        match body.id {
-            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
-            | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT
-            | CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => {
-                return Err(CUDA_ERROR_NOT_SUPPORTED.into());
+        _ => (body.object, CUgraphNode::NULL),
+    };
+    let (raw, _) = graph_ready(session, shared, graph)?;
+    let (mut from, mut to, mut edges) = (Vec::new(), Vec::new(), Vec::new());
+    let ask = |from: &mut Vec<CUgraphNode>,
+               to: &mut Vec<CUgraphNode>,
+               edges: &mut Vec<CUgraphEdgeData>,
+               count: &mut usize| {
+        let room = *count;
+        from.resize(room, CUgraphNode::NULL);
+        let first = if room == 0 { none } else { from.as_mut_ptr() };
+        let paired = |edges: &mut Vec<CUgraphEdgeData>| {
+            edges.resize(room, CUgraphEdgeData::default());
+            if room == 0 {
+                ptr::null_mut()
+            } else {
+                edges.as_mut_ptr()
             }
-            _ => {}
-        }
-        if body.set == 0 {
-            body.value = [0; 8];
-            driver.kernel_attribute_get(node, body.id, &mut body.value)?;
-        } else {
-            driver.kernel_attribute_set(node, body.id, &body.value)?;
-            self.objects.graphs.touch(graph);
-        }
-        Ok(body.as_bytes().to_vec())
-    }
-
-    /// `cuGraphKernelNodeCopyAttributes`.
-    pub fn graph_copy_attributes(&mut self, shared: &Shared, body: GraphPair) -> Reply {
-        let (to, graph) = self.node_ready(shared, body.first)?;
-        let (from, _) = self.node_ready(shared, body.second)?;
-        shared.gpu.driver.graph.kernel_attributes_copy(to, from)?;
-        self.objects.graphs.touch(graph);
-        Ok(Vec::new())
-    }
-
-    /// `cuGraphDebugDotPrint`: the driver writes into a memory file, which is sent to the client.
-    pub fn graph_dot(&mut self, shared: &Shared, call: Call<'_, GraphDot>) -> Reply {
-        let Call { body, message } = call;
-        let (graph, _) = self.graph_ready(shared, body.graph)?;
-        // SAFETY: a NUL-ended name; the result is checked.
-        let fd = unsafe { libc::memfd_create(c"mpsshim-dot".as_ptr(), libc::MFD_CLOEXEC) };
-        if fd < 0 {
-            return Err(CUDA_ERROR_OPERATING_SYSTEM.into());
-        }
-        // SAFETY: the descriptor is new and ours.
-        let file = unsafe { OwnedFd::from_raw_fd(fd) };
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        let path = CString::new(path).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
-        shared
-            .gpu
-            .driver
-            .graph
-            .dot(graph, path.as_ptr(), body.flags)?;
-        // SAFETY: a plain system call on our own descriptor.
-        let len = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_END) };
-        let len = u64::try_from(len).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
-        if len > bounds::GRAPH_TEXT as u64 {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
-        }
-        let note = DescriptorNote {
-            token: message.token,
-            len,
         };
-        shm::send_packet(self.shared.socket(), note.as_bytes(), &[file.as_fd()])
-            .map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
-        Ok(super::value(len))
-    }
-
-    /// `cuDeviceGraphMemTrim`, `cuDeviceGetGraphMemAttribute`, `cuDeviceSetGraphMemAttribute`. The numbers are the
-    /// device's, for all clients together.
-    pub fn graph_memory(&mut self, shared: &Shared, body: GraphMemory) -> Reply {
-        let device = shared.gpu.device(body.device)?;
-        device.make_current(&shared.gpu.driver)?;
-        let driver = &shared.gpu.driver.graph;
-        let mut value = body.value;
         match body.what {
-            graph_memory::GET => driver.memory_get(device.raw, body.attribute, &mut value)?,
-            graph_memory::SET => driver.memory_set(device.raw, body.attribute, &mut value)?,
-            graph_memory::TRIM => driver.memory_trim(device.raw)?,
-            _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
+            list::NODES => driver.nodes(raw, first, count),
+            list::ROOTS => driver.roots(raw, first, count),
+            list::EDGES => {
+                to.resize(room, CUgraphNode::NULL);
+                let second = if room == 0 { none } else { to.as_mut_ptr() };
+                driver.edges(raw, first, second, paired(edges), count)
+            }
+            list::DEPENDENCIES => driver.dependencies(node, first, paired(edges), count),
+            list::DEPENDENTS => driver.dependents(node, first, paired(edges), count),
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
         }
-        Ok(super::value(value))
+    };
+    let mut total = 0;
+    ask(&mut from, &mut to, &mut edges, &mut total)?;
+    let first = (body.first as usize).min(total);
+    let part = (total - first).min(body.most.min(LIST_MOST) as usize);
+    if part > 0 {
+        let mut count = total;
+        ask(&mut from, &mut to, &mut edges, &mut count)?;
     }
+    let listed = GraphListed {
+        total: total as u32,
+        part: part as u32,
+    };
+    let mut payload = listed.as_bytes().to_vec();
+    for nodes in [&from, &to] {
+        for node in nodes.iter().skip(first).take(part) {
+            let handle = session.objects.graphs.node_handle(*node, graph)?;
+            payload.extend_from_slice(handle.as_bytes());
+        }
+    }
+    let edges = edges.get(first..first + part).unwrap_or_default();
+    payload.extend_from_slice(edges.as_bytes());
+    Ok(payload)
+}
 
-    /// `cuGraphConditionalHandleCreate`. The client gets the driver's handle, because its kernels use it.
-    pub fn graph_condition(&mut self, shared: &Shared, body: GraphCondition) -> Reply {
-        let (graph, _) = self.graph_ready(shared, body.graph)?;
-        let context = shared
-            .gpu
-            .device(body.device)?
-            .context()
-            .ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
-        let mut handle = 0;
-        shared.gpu.driver.graph.condition_create(
-            &mut handle,
-            graph,
-            context,
-            body.default,
-            body.flags,
-        )?;
-        self.objects.graphs.conditions.insert(handle, body.graph);
-        Ok(super::value(handle))
+/// `cuGraphAddDependencies`, `cuGraphRemoveDependencies`.
+pub fn graph_dependencies(
+    session: &mut Session,
+    shared: &Shared,
+    call: Call<'_, GraphDependencies>,
+) -> Reply {
+    let Call { body, message } = call;
+    let count = body.count as usize;
+    if count > NODES_MOST {
+        return Err(CallError::Violation(format!("{count} dependencies")));
     }
+    let bytes = message.behind::<GraphDependencies>()?;
+    let mut bytes = &bytes[..];
+    let from = session
+        .objects
+        .graphs
+        .raw_nodes(&take::<u64>(&mut bytes, count)?)?;
+    let to = session
+        .objects
+        .graphs
+        .raw_nodes(&take::<u64>(&mut bytes, count)?)?;
+    let given = if bytes.is_empty() { 0 } else { count };
+    let edges: Vec<CUgraphEdgeData> = take(&mut bytes, given)?;
+    let edges = if edges.is_empty() {
+        ptr::null()
+    } else {
+        edges.as_ptr()
+    };
+    let (graph, _) = graph_ready(session, shared, body.graph)?;
+    let driver = &shared.gpu.driver.graph;
+    let parts = count as u64;
+    if body.remove == 0 {
+        session
+            .objects
+            .graphs
+            .grow(body.graph, Size { parts, height: 0 })?;
+        driver
+            .add_dependencies(graph, from.as_ptr(), to.as_ptr(), edges, count)
+            .inspect_err(|_| session.objects.graphs.shrink(body.graph, parts))?;
+    } else {
+        driver.remove_dependencies(graph, from.as_ptr(), to.as_ptr(), edges, count)?;
+        session.objects.graphs.shrink(body.graph, parts);
+    }
+    Ok(Vec::new())
+}
+
+/// `cuGraphNodeGetType`.
+pub fn graph_node_kind(session: &mut Session, shared: &Shared, body: Object) -> Reply {
+    let (node, _) = node_ready(session, shared, body.object)?;
+    let mut kind = 0;
+    shared.gpu.driver.graph.node_kind(node, &mut kind)?;
+    if kind == CU_GRAPH_NODE_TYPE_BATCH_MEM_OP && host_token(session, shared, node).is_some() {
+        kind = CU_GRAPH_NODE_TYPE_HOST;
+    }
+    Ok(number(kind as u64))
+}
+
+/// `cuGraphDestroyNode`.
+pub fn graph_node_destroy(session: &mut Session, shared: &Shared, body: Object) -> Reply {
+    let (node, graph) = node_ready(session, shared, body.object)?;
+    let filling = session.objects.graphs.graphs.get(graph)?.filling;
+    if filling || session.objects.graphs.is_filled_inside(body.object) {
+        return Err(CUDA_ERROR_INVALID_VALUE.into());
+    }
+    shared.gpu.driver.graph.node_destroy(node)?;
+    let parts = session.objects.graphs.nodes.get(body.object)?.parts;
+    session.objects.graphs.forget_node(body.object);
+    session.objects.graphs.shrink(graph, parts);
+    Ok(Vec::new())
+}
+
+/// `cuGraphKernelNodeGetAttribute`, `cuGraphKernelNodeSetAttribute`.
+pub fn graph_attribute(session: &mut Session, shared: &Shared, mut body: GraphAttribute) -> Reply {
+    let (node, graph) = node_ready(session, shared, body.node)?;
+    let driver = &shared.gpu.driver.graph;
+    match body.id {
+        CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
+        | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT
+        | CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => {
+            return Err(CUDA_ERROR_NOT_SUPPORTED.into());
+        }
+        _ => {}
+    }
+    if body.set == 0 {
+        body.value = [0; 8];
+        driver.kernel_attribute_get(node, body.id, &mut body.value)?;
+    } else {
+        driver.kernel_attribute_set(node, body.id, &body.value)?;
+        session.objects.graphs.touch(graph);
+    }
+    Ok(body.as_bytes().to_vec())
+}
+
+/// `cuGraphKernelNodeCopyAttributes`.
+pub fn graph_copy_attributes(session: &mut Session, shared: &Shared, body: GraphPair) -> Reply {
+    let (to, graph) = node_ready(session, shared, body.first)?;
+    let (from, _) = node_ready(session, shared, body.second)?;
+    shared.gpu.driver.graph.kernel_attributes_copy(to, from)?;
+    session.objects.graphs.touch(graph);
+    Ok(Vec::new())
+}
+
+/// `cuGraphDebugDotPrint`: the driver writes into a memory file, which is sent to the client.
+pub fn graph_dot(session: &mut Session, shared: &Shared, call: Call<'_, GraphDot>) -> Reply {
+    let Call { body, message } = call;
+    let (graph, _) = graph_ready(session, shared, body.graph)?;
+    // SAFETY: a NUL-ended name; the result is checked.
+    let fd = unsafe { libc::memfd_create(c"mpsshim-dot".as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(CUDA_ERROR_OPERATING_SYSTEM.into());
+    }
+    // SAFETY: the descriptor is new and ours.
+    let file = unsafe { OwnedFd::from_raw_fd(fd) };
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let path = CString::new(path).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
+    shared
+        .gpu
+        .driver
+        .graph
+        .dot(graph, path.as_ptr(), body.flags)?;
+    // SAFETY: a plain system call on our own descriptor.
+    let len = unsafe { libc::lseek(file.as_raw_fd(), 0, libc::SEEK_END) };
+    let len = u64::try_from(len).map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
+    if len > bounds::GRAPH_TEXT as u64 {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
+    }
+    let note = DescriptorNote {
+        token: message.token,
+        len,
+    };
+    shm::send_packet(session.shared.socket(), note.as_bytes(), &[file.as_fd()])
+        .map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
+    Ok(number(len))
+}
+
+/// `cuDeviceGraphMemTrim`, `cuDeviceGetGraphMemAttribute`, `cuDeviceSetGraphMemAttribute`. The numbers are the
+/// device's, for all clients together.
+pub fn graph_memory(_: &mut Session, shared: &Shared, body: GraphMemory) -> Reply {
+    let device = shared.gpu.device(body.device)?;
+    device.make_current(&shared.gpu.driver)?;
+    let driver = &shared.gpu.driver.graph;
+    let mut value = body.value;
+    match body.what {
+        graph_memory::GET => driver.memory_get(device.raw, body.attribute, &mut value)?,
+        graph_memory::SET => driver.memory_set(device.raw, body.attribute, &mut value)?,
+        graph_memory::TRIM => driver.memory_trim(device.raw)?,
+        _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
+    }
+    Ok(number(value))
+}
+
+/// `cuGraphConditionalHandleCreate`. The client gets the driver's handle, because its kernels use it.
+pub fn graph_condition(session: &mut Session, shared: &Shared, body: GraphCondition) -> Reply {
+    let (graph, _) = graph_ready(session, shared, body.graph)?;
+    let context = shared
+        .gpu
+        .device(body.device)?
+        .context()
+        .ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    let mut handle = 0;
+    shared.gpu.driver.graph.condition_create(
+        &mut handle,
+        graph,
+        context,
+        body.default,
+        body.flags,
+    )?;
+    session.objects.graphs.conditions.insert(handle, body.graph);
+    Ok(number(handle))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Green contexts and device resources.
 
-use super::Reply;
+use super::reply::{Reply, number};
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::side::Side;
@@ -20,177 +20,188 @@ use mpsshim_proto::message::context::{
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-impl Session {
-    /// `cuDeviceGetDevResource`, `cuGreenCtxGetDevResource`.
-    pub fn resource_query(&mut self, shared: &Shared, body: ResourceQuery) -> Reply {
-        let mut resource = CUdevResource::INVALID;
-        let driver = &shared.gpu.driver.context;
-        let device = if body.green == 0 {
-            let device = shared.gpu.device(body.device)?;
-            device.make_current(&shared.gpu.driver)?;
-            match self.part_of(shared, device)? {
-                Some(part) => driver.green_get_dev_resource(part.raw, &mut resource, body.kind)?,
-                None => driver.device_get_dev_resource(device.raw, &mut resource, body.kind)?,
-            }
-            device.ordinal
-        } else {
-            let green = self.objects.greens.get(body.green)?;
-            shared.gpu.devices[green.device].make_current(&shared.gpu.driver)?;
-            driver.green_get_dev_resource(green.raw, &mut resource, body.kind)?;
-            green.device
-        };
-        let told = self.objects.resources.tell(resource, device)?;
-        Ok(told.as_bytes().to_vec())
-    }
+/// `cuDeviceGetDevResource`, `cuGreenCtxGetDevResource`.
+pub fn resource_query(session: &mut Session, shared: &Shared, body: ResourceQuery) -> Reply {
+    let mut resource = CUdevResource::INVALID;
+    let driver = &shared.gpu.driver.context;
+    let device = if body.green == 0 {
+        let device = shared.gpu.device(body.device)?;
+        device.make_current(&shared.gpu.driver)?;
+        match part_of(session, shared, device)? {
+            Some(part) => driver.green_get_dev_resource(part.raw, &mut resource, body.kind)?,
+            None => driver.device_get_dev_resource(device.raw, &mut resource, body.kind)?,
+        }
+        device.ordinal
+    } else {
+        let green = session.objects.greens.get(body.green)?;
+        shared.gpu.devices[green.device].make_current(&shared.gpu.driver)?;
+        driver.green_get_dev_resource(green.raw, &mut resource, body.kind)?;
+        green.device
+    };
+    let told = session.objects.resources.tell(resource, device)?;
+    Ok(told.as_bytes().to_vec())
+}
 
-    /// `cuDevSmResourceSplitByCount`.
-    pub fn resource_split(&mut self, shared: &Shared, body: ResourceSplit) -> Reply {
-        let (from, device) = self.objects.resources.get(body.token)?;
-        if body.count != from.sm[0] {
-            // The program has changed the resource's multiprocessor count, which is read-only.
-            return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION.into());
-        }
-        let mut groups = vec![CUdevResource::INVALID; body.groups.min(MAX_GROUPS) as usize];
-        let mut count = groups.len() as u32;
-        let mut remaining = CUdevResource::INVALID;
-        let groups_at = match body.wanted & 1 {
-            0 => std::ptr::null_mut(),
-            _ => groups.as_mut_ptr(),
-        };
-        let remaining_at = match body.wanted & 2 {
-            0 => std::ptr::null_mut(),
-            _ => &raw mut remaining,
-        };
-        shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
-        shared.gpu.driver.context.split_by_count(
-            groups_at,
-            &mut count,
-            &from,
-            remaining_at,
-            body.flags,
-            body.least,
-        )?;
-        let mut head = ResourceGroups {
-            groups: count,
-            ..ResourceGroups::default()
-        };
-        if remaining.kind == CU_DEV_RESOURCE_TYPE_SM {
-            head.remaining = self.objects.resources.tell(remaining, device)?;
-        }
-        let mut payload = head.as_bytes().to_vec();
-        if body.wanted & 1 != 0 {
-            for group in groups.iter().take(count as usize) {
-                let told = self.objects.resources.tell(*group, device)?;
-                payload.extend_from_slice(told.as_bytes());
-            }
-        }
-        Ok(payload)
+/// `cuDevSmResourceSplitByCount`.
+pub fn resource_split(session: &mut Session, shared: &Shared, body: ResourceSplit) -> Reply {
+    let (from, device) = session.objects.resources.get(body.token)?;
+    if body.count != from.sm[0] {
+        // The program has changed the resource's multiprocessor count, which is read-only.
+        return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION.into());
     }
-
-    /// `cuDevResourceGenerateDesc`.
-    pub fn resource_join(&mut self, shared: &Shared, call: Call<'_, ResourceJoin>) -> Reply {
-        let Call { body, message } = call;
-        let behind = message.behind::<ResourceJoin>()?;
-        if body.count == 0 || body.count > MAX_GROUPS {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
+    let mut groups = vec![CUdevResource::INVALID; body.groups.min(MAX_GROUPS) as usize];
+    let mut count = groups.len() as u32;
+    let mut remaining = CUdevResource::INVALID;
+    let groups_at = match body.wanted & 1 {
+        0 => std::ptr::null_mut(),
+        _ => groups.as_mut_ptr(),
+    };
+    let remaining_at = match body.wanted & 2 {
+        0 => std::ptr::null_mut(),
+        _ => &raw mut remaining,
+    };
+    shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
+    shared.gpu.driver.context.split_by_count(
+        groups_at,
+        &mut count,
+        &from,
+        remaining_at,
+        body.flags,
+        body.least,
+    )?;
+    let mut head = ResourceGroups {
+        groups: count,
+        ..ResourceGroups::default()
+    };
+    if remaining.kind == CU_DEV_RESOURCE_TYPE_SM {
+        head.remaining = session.objects.resources.tell(remaining, device)?;
+    }
+    let mut payload = head.as_bytes().to_vec();
+    if body.wanted & 1 != 0 {
+        for group in groups.iter().take(count as usize) {
+            let told = session.objects.resources.tell(*group, device)?;
+            payload.extend_from_slice(told.as_bytes());
         }
-        let Some(tokens) = behind.get(..body.count as usize * 4) else {
-            return Err(CallError::Violation(format!(
-                "{} resources do not fit the message",
-                body.count
-            )));
-        };
-        let (words, _) = tokens.as_chunks::<4>();
-        let tokens: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
-        let device = self.objects.resources.get(tokens[0])?.1;
-        shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
-        let at = self
+    }
+    Ok(payload)
+}
+
+/// `cuDevResourceGenerateDesc`.
+pub fn resource_join(
+    session: &mut Session,
+    shared: &Shared,
+    call: Call<'_, ResourceJoin>,
+) -> Reply {
+    let Call { body, message } = call;
+    let behind = message.behind::<ResourceJoin>()?;
+    if body.count == 0 || body.count > MAX_GROUPS {
+        return Err(CUDA_ERROR_INVALID_VALUE.into());
+    }
+    let Some(tokens) = behind.get(..body.count as usize * 4) else {
+        return Err(CallError::Violation(format!(
+            "{} resources do not fit the message",
+            body.count
+        )));
+    };
+    let (words, _) = tokens.as_chunks::<4>();
+    let tokens: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
+    let device = session.objects.resources.get(tokens[0])?.1;
+    shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
+    let at = session
+        .objects
+        .resources
+        .describe(&shared.gpu.driver, tokens, device)?;
+    Ok(number(at as u64))
+}
+
+/// Fails in an annex: a device can be partitioned only in its main context.
+fn check_parts(session: &Session) -> Result<(), CUresult> {
+    match session.side {
+        Side::MAIN => Ok(()),
+        _ => Err(CUDA_ERROR_NOT_SUPPORTED),
+    }
+}
+
+/// `cuGreenCtxCreate`.
+pub fn green_create(session: &mut Session, shared: &Shared, body: GreenCreate) -> Reply {
+    check_parts(session)?;
+    let device = shared.gpu.device(body.device)?;
+    let description = match (body.description, place_on(session, device)) {
+        (0, None) => CUdevResourceDesc::NULL,
+        (0, Some(place)) => place.description(&shared.gpu.driver)?,
+        (at, _) => session
             .objects
             .resources
-            .describe(&shared.gpu.driver, tokens, device)?;
-        Ok(super::value(at as u64))
-    }
-
-    /// Fails in an annex: a device can be partitioned only in its main context.
-    fn check_parts(&self) -> Result<(), CUresult> {
-        match self.side {
-            Side::MAIN => Ok(()),
-            _ => Err(CUDA_ERROR_NOT_SUPPORTED),
-        }
-    }
-
-    /// `cuGreenCtxCreate`.
-    pub fn green_create(&mut self, shared: &Shared, body: GreenCreate) -> Reply {
-        self.check_parts()?;
-        let device = shared.gpu.device(body.device)?;
-        let description = match (body.description, self.place_on(device)) {
-            (0, None) => CUdevResourceDesc::NULL,
-            (0, Some(place)) => place.description(&shared.gpu.driver)?,
-            (at, _) => self
-                .objects
-                .resources
-                .description(at as usize - 1, device.ordinal)?,
-        };
-        device.make_current(&shared.gpu.driver)?;
-        let mut raw = CUgreenCtx::NULL;
-        shared
-            .gpu
-            .driver
-            .context
-            .green_create(&mut raw, description, device.raw, body.flags)?;
-        let green = Arc::new(Green::of_client(raw, device.ordinal));
-        if let Err((status, green)) = self.objects.greens.insert(body.green, green) {
-            shared.lanes.bury(Buried::Green(green));
-            return Err(status.into());
-        }
-        Ok(Vec::new())
-    }
-
-    /// Assigns a part of a device to one of the client's contexts, under a handle like a green context's. Returns its
-    /// number of multiprocessors.
-    pub fn confine(&mut self, shared: &Shared, body: Confine) -> Reply {
-        self.check_parts()?;
-        let device = shared.gpu.device(body.device)?;
-        let asked = Percentage::from_hundredths(body.hundredths).unwrap_or(Percentage::ALL);
-        let threads = asked.min(self.shared.terms.threads);
-        let place = match self.place_on(device) {
-            Some(place) => place.part(threads),
-            None => {
-                let partition = device.partition(&shared.gpu.driver)?;
-                partition.place(threads.of(partition.total))
-            }
-        };
-        let count = place.count;
-        let green = place.green(&shared.gpu.driver, device)?;
-        self.objects
-            .greens
-            .insert(body.green, green)
-            .map_err(|(status, _)| status)?;
-        self.objects.places_of_contexts.insert(body.green, place);
-        Ok(super::value(count.into()))
-    }
-
-    fn place_on(&self, device: &Device) -> Option<&Place> {
-        let place = self.objects.places.get(device.ordinal.index());
-        place.and_then(Option::as_ref)
-    }
-
-    /// The part of a device that the session may use; `None`: the whole device.
-    ///
-    /// # Errors
-    /// Driver errors; `CUDA_ERROR_DEVICE_UNAVAILABLE` if static partitions of other clients leave nothing of it.
-    pub fn part_of(&self, shared: &Shared, device: &Device) -> Result<Option<GreenRef>, CUresult> {
-        let green = |place: &Place| place.green(&shared.gpu.driver, device);
-        self.place_on(device).map(green).transpose()
-    }
-
-    /// `cuGreenCtxDestroy`, once its last stream has drained.
-    pub fn green_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        let green = self.objects.greens.remove(body.object)?;
-        self.objects.places_of_contexts.remove(&body.object);
+            .description(at as usize - 1, device.ordinal)?,
+    };
+    device.make_current(&shared.gpu.driver)?;
+    let mut raw = CUgreenCtx::NULL;
+    shared
+        .gpu
+        .driver
+        .context
+        .green_create(&mut raw, description, device.raw, body.flags)?;
+    let green = Arc::new(Green::of_client(raw, device.ordinal));
+    if let Err((status, green)) = session.objects.greens.insert(body.green, green) {
         shared.lanes.bury(Buried::Green(green));
-        Ok(())
+        return Err(status.into());
     }
+    Ok(Vec::new())
+}
+
+/// Assigns a part of a device to one of the client's contexts, under a handle like a green context's. Returns its
+/// number of multiprocessors.
+pub fn confine(session: &mut Session, shared: &Shared, body: Confine) -> Reply {
+    check_parts(session)?;
+    let device = shared.gpu.device(body.device)?;
+    let asked = Percentage::from_hundredths(body.hundredths).unwrap_or(Percentage::ALL);
+    let threads = asked.min(session.shared.terms.threads);
+    let place = match place_on(session, device) {
+        Some(place) => place.part(threads),
+        None => {
+            let partition = device.partition(&shared.gpu.driver)?;
+            partition.place(threads.of(partition.total))
+        }
+    };
+    let count = place.count;
+    let green = place.green(&shared.gpu.driver, device)?;
+    session
+        .objects
+        .greens
+        .insert(body.green, green)
+        .map_err(|(status, _)| status)?;
+    session.objects.places_of_contexts.insert(body.green, place);
+    Ok(number(count.into()))
+}
+
+fn place_on<'a>(session: &'a Session, device: &Device) -> Option<&'a Place> {
+    let place = session.objects.places.get(device.ordinal.index());
+    place.and_then(Option::as_ref)
+}
+
+/// The part of a device that the session may use; `None`: the whole device.
+///
+/// # Errors
+/// Driver errors; `CUDA_ERROR_DEVICE_UNAVAILABLE` if static partitions of other clients leave nothing of it.
+pub fn part_of(
+    session: &Session,
+    shared: &Shared,
+    device: &Device,
+) -> Result<Option<GreenRef>, CUresult> {
+    let green = |place: &Place| place.green(&shared.gpu.driver, device);
+    place_on(session, device).map(green).transpose()
+}
+
+/// `cuGreenCtxDestroy`, once its last stream has drained.
+pub fn green_destroy(
+    session: &mut Session,
+    shared: &Shared,
+    body: Object,
+) -> Result<(), CallError> {
+    let green = session.objects.greens.remove(body.object)?;
+    session.objects.places_of_contexts.remove(&body.object);
+    shared.lanes.bury(Buried::Green(green));
+    Ok(())
 }
 
 #[cfg(test)]

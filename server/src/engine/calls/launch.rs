@@ -4,6 +4,8 @@ use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::packed;
 use crate::engine::base::moment::Want;
+use crate::engine::calls::capture::is_capturing;
+use crate::engine::calls::function;
 use crate::engine::calls::stream::{first_word, set_first_word};
 use crate::engine::objects::pace::Runs;
 use crate::engine::session::Session;
@@ -21,163 +23,162 @@ pub struct Attributes {
     records: Vec<u64>,
 }
 
-impl Session {
-    /// `cuLaunchKernel(Ex)`.
-    pub fn launch(&mut self, shared: &Shared, call: Call<'_, Launch>) -> Result<(), CallError> {
-        let Call { body, message } = call;
-        let function = self.function(shared, body.function)?;
-        let (raw, prints, image) = (function.raw, function.prints, function.image);
-        let (device, local) = (function.device, function.local);
-        let writes = function.note_launch();
-        let grows = shared.gpu.devices[device].grows(local);
-        // The driver reads as many bytes as the kernel's parameters have.
-        if body.param_len < function.param_bytes {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
-        }
-        let mut params = self.params(message, &body)?;
-        let mut translated;
-        if self.note_params(params, body.param_len as usize) {
-            translated = self.translate(params, body.param_len as usize);
-            params = translated.as_mut_ptr();
-        }
-        if writes {
-            self.note_written();
-        }
-        let grows = grows && !self.is_capturing(body.stream);
-        if grows && self.flow.moment.is_none() {
-            self.flow.wants = Some(Want::Local(device, local));
-            return Err(CallError::Alone);
-        }
-        if !self.objects.graphs.captures.is_empty() && self.is_capturing(body.stream) {
-            // The kernel runs when the graph is launched.
-            self.objects.graphs.prints |= prints;
-            self.objects.graphs.refer_to(image);
-        } else if prints && !self.may_print(&shared.gpu) {
-            return Err(CallError::Full);
-        }
-        let mut size = body.param_len as usize;
-        let mut extra = packed(params, &mut size);
-        let (index, stream) =
-            self.prepare_work(&shared.gpu, body.stream, Runs::Function(body.function))?;
-        let capturing = self.objects.streams.at(index)?.capturing;
-        let function = self.objects.functions.get(body.function)?;
-        let fill = function.fills(&shared.gpu, &body);
-        let ([gx, gy, gz], [bx, by, bz]) = (body.grid, body.block);
-        let none = std::ptr::null_mut();
-        let extra = extra.as_mut_ptr();
-        // A fault may be detected before the launch returns.
-        self.shared.launched.note(body.function, index);
-        if body.attributes == 0 {
-            shared.gpu.driver.launch_kernel(
-                raw,
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                body.shared,
-                stream,
-                none,
-                extra,
-            )?;
-        } else {
-            let attributes = self.attributes(message, &body, Some(capturing))?;
-            shared.gpu.driver.launch_kernel_ex(
-                &attributes.config(&body, stream),
-                raw,
-                none,
-                extra,
-            )?;
-            for handle in attributes.records {
-                self.note_recorded(handle, capturing)?;
-            }
-        }
-        self.flow.counts.launches += 1;
-        if grows {
-            shared.gpu.devices[device].has_grown(local.into());
-        }
-        self.submitted_work(&shared.gpu, index, Runs::Function(body.function))?;
-        self.note_fill(index, fill);
-        Ok(())
+/// `cuLaunchKernel(Ex)`.
+pub fn launch(
+    session: &mut Session,
+    shared: &Shared,
+    call: Call<'_, Launch>,
+) -> Result<(), CallError> {
+    let Call { body, message } = call;
+    let function = function::function(session, shared, body.function)?;
+    let (raw, prints, image) = (function.raw, function.prints, function.image);
+    let (device, local) = (function.device, function.local);
+    let writes = function.note_launch();
+    let grows = shared.gpu.devices[device].grows(local);
+    // The driver reads as many bytes as the kernel's parameters have.
+    if body.param_len < function.param_bytes {
+        return Err(CUDA_ERROR_INVALID_VALUE.into());
     }
+    let mut params = params(message, &body)?;
+    let mut translated;
+    if session.note_params(params, body.param_len as usize) {
+        translated = session.translate(params, body.param_len as usize);
+        params = translated.as_mut_ptr();
+    }
+    if writes {
+        session.note_written();
+    }
+    let grows = grows && !is_capturing(session, body.stream);
+    if grows && session.flow.moment.is_none() {
+        session.flow.wants = Some(Want::Local(device, local));
+        return Err(CallError::Alone);
+    }
+    if !session.objects.graphs.captures.is_empty() && is_capturing(session, body.stream) {
+        // The kernel runs when the graph is launched.
+        session.objects.graphs.prints |= prints;
+        session.objects.graphs.refer_to(image);
+    } else if prints && !session.may_print(&shared.gpu) {
+        return Err(CallError::Full);
+    }
+    let mut size = body.param_len as usize;
+    let mut extra = packed(params, &mut size);
+    let (index, stream) =
+        session.prepare_work(&shared.gpu, body.stream, Runs::Function(body.function))?;
+    let capturing = session.objects.streams.at(index)?.capturing;
+    let function = session.objects.functions.get(body.function)?;
+    let fill = function.fills(&shared.gpu, &body);
+    let ([gx, gy, gz], [bx, by, bz]) = (body.grid, body.block);
+    let none = std::ptr::null_mut();
+    let extra = extra.as_mut_ptr();
+    // A fault may be detected before the launch returns.
+    session.shared.launched.note(body.function, index);
+    if body.attributes == 0 {
+        shared.gpu.driver.launch_kernel(
+            raw,
+            gx,
+            gy,
+            gz,
+            bx,
+            by,
+            bz,
+            body.shared,
+            stream,
+            none,
+            extra,
+        )?;
+    } else {
+        let attributes = attributes(session, message, &body, Some(capturing))?;
+        shared
+            .gpu
+            .driver
+            .launch_kernel_ex(&attributes.config(&body, stream), raw, none, extra)?;
+        for handle in attributes.records {
+            session.note_recorded(handle, capturing)?;
+        }
+    }
+    session.flow.counts.launches += 1;
+    if grows {
+        shared.gpu.devices[device].has_grown(local.into());
+    }
+    session.submitted_work(&shared.gpu, index, Runs::Function(body.function))?;
+    session.note_fill(index, fill);
+    Ok(())
+}
 
-    fn params(&self, message: Incoming<'_>, body: &Launch) -> Result<*mut u8, CallError> {
-        if body.param_len as usize > PARAMS_MAX {
-            return Err(CallError::Violation(format!(
-                "{} bytes of kernel parameters",
-                body.param_len
-            )));
-        }
-        message.in_place(size_of::<Launch>(), body.param_len as usize)
+fn params(message: Incoming<'_>, body: &Launch) -> Result<*mut u8, CallError> {
+    if body.param_len as usize > PARAMS_MAX {
+        return Err(CallError::Violation(format!(
+            "{} bytes of kernel parameters",
+            body.param_len
+        )));
     }
+    message.in_place(size_of::<Launch>(), body.param_len as usize)
+}
 
-    /// Copies the attributes behind the parameters out, and translates the handles in them. `capturing`: whether the
-    /// stream of the launch captures; `None` if nothing is launched.
-    pub fn attributes(
-        &mut self,
-        message: Incoming<'_>,
-        body: &Launch,
-        capturing: Option<bool>,
-    ) -> Result<Attributes, CallError> {
-        let count = body.attributes as usize;
-        if count > ATTRIBUTES_MAX {
-            return Err(CallError::Violation(format!("{count} launch attributes")));
-        }
-        let zero = CUlaunchAttribute {
-            id: 0,
-            pad: 0,
-            value: [0; 64],
-        };
-        let mut attributes = Attributes {
-            list: [zero; ATTRIBUTES_MAX],
-            count: body.attributes,
-            records: Vec::new(),
-        };
-        let at = size_of::<Launch>() + (body.param_len as usize).next_multiple_of(8);
-        let mut bytes = [0u8; ATTRIBUTE];
-        for (i, attribute) in attributes.list[..count].iter_mut().enumerate() {
-            if !message.copy_out(at + i * ATTRIBUTE, &mut bytes) {
-                return Err(CallError::Violation(
-                    "launch attributes do not fit the message".into(),
-                ));
-            }
-            attribute.id = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-            attribute.value.copy_from_slice(&bytes[8..]);
-            match attribute.id {
-                CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
-                | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT => {
-                    let mut handle = [0; 8];
-                    handle.copy_from_slice(&attribute.value[..8]);
-                    let event = self.objects.events.get_mut(u64::from_le_bytes(handle))?;
-                    // Not allowed for interprocess events.
-                    if event.shared.is_some() {
-                        return Err(CUDA_ERROR_INVALID_VALUE.into());
-                    }
-                    if let Some(captured) = capturing {
-                        event.may_be_recorded(captured)?;
-                        attributes.records.push(u64::from_le_bytes(handle));
-                    }
-                    attribute.value[..8].copy_from_slice(&event.raw.0.to_le_bytes());
-                }
-                CU_LAUNCH_ATTRIBUTE_PRIORITY => {
-                    let priority = first_word(&attribute.value);
-                    let device = self.objects.streams.get(body.stream)?.device;
-                    let level = self.level(device);
-                    set_first_word(&mut attribute.value, level.priority(priority));
-                }
-                CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => {
-                    return Err(CUDA_ERROR_NOT_SUPPORTED.into());
-                }
-                CU_LAUNCH_ATTRIBUTE_IGNORE
-                    ..=CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-                | CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING => {}
-                // The meaning of any other attribute in a newer driver is unknown here.
-                _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
-            }
-        }
-        Ok(attributes)
+/// Copies the attributes behind the parameters out, and translates the handles in them. `capturing`: whether the
+/// stream of the launch captures; `None` if nothing is launched.
+pub fn attributes(
+    session: &mut Session,
+    message: Incoming<'_>,
+    body: &Launch,
+    capturing: Option<bool>,
+) -> Result<Attributes, CallError> {
+    let count = body.attributes as usize;
+    if count > ATTRIBUTES_MAX {
+        return Err(CallError::Violation(format!("{count} launch attributes")));
     }
+    let zero = CUlaunchAttribute {
+        id: 0,
+        pad: 0,
+        value: [0; 64],
+    };
+    let mut attributes = Attributes {
+        list: [zero; ATTRIBUTES_MAX],
+        count: body.attributes,
+        records: Vec::new(),
+    };
+    let at = size_of::<Launch>() + (body.param_len as usize).next_multiple_of(8);
+    let mut bytes = [0u8; ATTRIBUTE];
+    for (i, attribute) in attributes.list[..count].iter_mut().enumerate() {
+        if !message.copy_out(at + i * ATTRIBUTE, &mut bytes) {
+            return Err(CallError::Violation(
+                "launch attributes do not fit the message".into(),
+            ));
+        }
+        attribute.id = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        attribute.value.copy_from_slice(&bytes[8..]);
+        match attribute.id {
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
+            | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT => {
+                let mut handle = [0; 8];
+                handle.copy_from_slice(&attribute.value[..8]);
+                let event = session.objects.events.get_mut(u64::from_le_bytes(handle))?;
+                // Not allowed for interprocess events.
+                if event.shared.is_some() {
+                    return Err(CUDA_ERROR_INVALID_VALUE.into());
+                }
+                if let Some(captured) = capturing {
+                    event.may_be_recorded(captured)?;
+                    attributes.records.push(u64::from_le_bytes(handle));
+                }
+                attribute.value[..8].copy_from_slice(&event.raw.0.to_le_bytes());
+            }
+            CU_LAUNCH_ATTRIBUTE_PRIORITY => {
+                let priority = first_word(&attribute.value);
+                let device = session.objects.streams.get(body.stream)?.device;
+                let level = session.level(device);
+                set_first_word(&mut attribute.value, level.priority(priority));
+            }
+            CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => {
+                return Err(CUDA_ERROR_NOT_SUPPORTED.into());
+            }
+            CU_LAUNCH_ATTRIBUTE_IGNORE..=CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+            | CU_LAUNCH_ATTRIBUTE_NVLINK_UTIL_CENTRIC_SCHEDULING => {}
+            // The meaning of any other attribute in a newer driver is unknown here.
+            _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
+        }
+    }
+    Ok(attributes)
 }
 
 impl Attributes {

@@ -1,12 +1,13 @@
 //! Device memory and pinned host memory.
 
-use super::Reply;
+use super::reply::{Reply, number};
 use crate::engine::base::account::Memory;
 use crate::engine::base::bounds;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::pinned::Pin;
 use crate::engine::base::side;
+use crate::engine::calls::pool::settle_pools;
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::host::HostBlock;
 use crate::engine::lasting::memory as lasting;
@@ -34,385 +35,387 @@ const MOMENT: Duration = Duration::from_millis(50);
 /// within five seconds.
 const PATIENCE: Duration = Duration::from_secs(6);
 
-impl Session {
-    /// Grants a mapping of device memory, from which the client serves its allocations.
-    pub fn mem_grant(&mut self, shared: &Shared, body: MemGrant) -> Reply {
-        let device = shared.gpu.device(body.device)?;
-        let memory = Memory::Device(device.ordinal);
-        let managed = body.flags & MANAGED != 0;
-        let grant = self.with_room(shared, (memory, body.len), |session| {
-            device.grant(&shared.gpu.driver, &session.account, (body.len, managed))
-        })?;
-        let range = Range {
-            start: grant.start,
-            len: grant.len,
-        };
-        let grant = Arc::new(grant);
-        self.objects.grants.insert(range.start, grant.clone());
-        if let Err(status) = self.share_with_peers(shared, range.start) {
-            // The client never learns the address, so nothing can be in flight there.
-            self.objects.grants.remove(&range.start);
-            if let Err(status) = shared.gpu.revoke(grant) {
-                tracing::error!("device memory that was not granted was not freed: {status}");
-                shared.gpu.note_status(status);
+/// Grants a mapping of device memory, from which the client serves its allocations.
+pub fn mem_grant(session: &mut Session, shared: &Shared, body: MemGrant) -> Reply {
+    let device = shared.gpu.device(body.device)?;
+    let memory = Memory::Device(device.ordinal);
+    let managed = body.flags & MANAGED != 0;
+    let grant = with_room(session, shared, (memory, body.len), |session| {
+        device.grant(&shared.gpu.driver, &session.account, (body.len, managed))
+    })?;
+    let range = Range {
+        start: grant.start,
+        len: grant.len,
+    };
+    let grant = Arc::new(grant);
+    session.objects.grants.insert(range.start, grant.clone());
+    if let Err(status) = session.objects.share_with_peers(&shared.gpu, range.start) {
+        // The client never learns the address, so nothing can be in flight there.
+        session.objects.grants.remove(&range.start);
+        if let Err(status) = shared.gpu.revoke(grant) {
+            tracing::error!("device memory that was not granted was not freed: {status}");
+            shared.gpu.note_status(status);
+        }
+        return Err(status.into());
+    }
+    if !grant.stays() {
+        let suspension = &session.shared.suspension;
+        suspension.add_movable(grant.device, grant.len);
+    }
+    session.describe_memory(&shared.images, &grant);
+    Ok(range.as_bytes().to_vec())
+}
+
+/// Takes device memory back. The client has waited for its work, and the server usually learns of the completion
+/// within microseconds; otherwise the memory is freed once the session has nothing in flight.
+pub fn mem_release(session: &mut Session, shared: &Shared, body: Range) -> Result<(), CallError> {
+    let grant = session
+        .objects
+        .grants
+        .remove(&body.start)
+        .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    grant.left_by(&session.account);
+    if !grant.stays() {
+        let suspension = &session.shared.suspension;
+        suspension.take_movable(grant.device, grant.len);
+    }
+    session.describe_gone::<lasting::Memory>(body.start);
+    session.objects.releasing.push(grant);
+    let began = Instant::now();
+    while !finish_releases(session, shared) && began.elapsed() < SETTLING {
+        std::hint::spin_loop();
+    }
+    Ok(())
+}
+
+/// Calls `attempt` to allocate `bytes` of memory. If there is no room, but memory that the client has freed is not
+/// back at the driver yet, the message waits for it, like `cuMemFree` waits for work natively, but not forever. A
+/// request that exceeds the session's maximum does not wait.
+///
+/// # Errors
+/// [`CallError::Full`] while the message waits; errors of `attempt`.
+pub fn with_room<T>(
+    session: &mut Session,
+    shared: &Shared,
+    (memory, bytes): (Memory, u64),
+    attempt: impl Fn(&mut Session) -> Result<T, CUresult>,
+) -> Result<T, CallError> {
+    let mut first = attempt(session);
+    // The keeper may still hold descriptors of freed memory.
+    if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY))
+        && let Some(keeper) = shared.gpu.keeping.keeper()
+    {
+        keeper.settle();
+        first = attempt(session);
+    }
+    if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) && shared.gpu.is_short() {
+        shared.images.give_up_residents();
+    }
+    if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY))
+        && waits_for_room(session, shared, memory, bytes)
+    {
+        return Err(CallError::Full);
+    }
+    if session.flow.room_at.take().is_some() {
+        shared.has_room(&session.shared);
+    }
+    let may_wait = || gives_back(session) && bytes <= most(session, shared, memory);
+    if !matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) || !may_wait() {
+        session.flow.short_since = None;
+        return Ok(first?);
+    }
+    if finish_releases(session, shared) && !session.has_work_in_flight(&shared.gpu) {
+        session.objects.pools.settle(&shared.gpu, |_| 0);
+        let again = attempt(session);
+        if again.is_ok() || !session.account.is_leaving() {
+            session.flow.short_since = None;
+            return Ok(again?);
+        }
+    }
+    let since = *session.flow.short_since.get_or_insert_with(Instant::now);
+    if since.elapsed() < PATIENCE {
+        // Nothing was submitted. Freeing the memory may need a quiescent point, so the session must not seem at
+        // work.
+        session.say_whether_at_work(&shared.gpu);
+        return Err(CallError::Full);
+    }
+    session.flow.short_since = None;
+    Err(CUDA_ERROR_OUT_OF_MEMORY.into())
+}
+
+/// Whether other sessions' memory goes to host memory for an allocation, which then waits.
+fn waits_for_room(session: &mut Session, shared: &Shared, memory: Memory, bytes: u64) -> bool {
+    let Memory::Device(device) = memory else {
+        return false;
+    };
+    if bytes > session.account.left(memory) || bytes > shared.gpu.devices[device].memory {
+        return false;
+    }
+    if shared.make_room(&session.shared, device, bytes) == Making::Nothing {
+        return false;
+    }
+    session.flow.room_at = Some(Instant::now() + room::ASKS);
+    session.say_whether_at_work(&shared.gpu);
+    true
+}
+
+/// Most bytes that the session could have if everything else were freed.
+fn most(session: &Session, shared: &Shared, memory: Memory) -> u64 {
+    let installed = match memory {
+        Memory::Device(device) => shared.gpu.devices[device].memory,
+        Memory::Host => u64::MAX,
+    };
+    installed.min(session.account.most(memory).unwrap_or(u64::MAX))
+}
+
+/// Whether memory that the client has freed is still charged.
+fn gives_back(session: &Session) -> bool {
+    !session.objects.releasing.is_empty()
+        || !session.objects.leaving.is_empty()
+        || !session.objects.graphs.leaving.is_empty()
+        || session.objects.pools.keep_any()
+        || session.account.is_leaving()
+}
+
+/// Frees memory that the client gave back, if nothing is in flight that may touch it. Returns whether none is left.
+pub fn finish_releases(session: &mut Session, shared: &Shared) -> bool {
+    session
+        .objects
+        .leaving
+        .append(&mut session.objects.graphs.leaving);
+    if session.objects.releasing.is_empty() && session.objects.leaving.is_empty() {
+        return true;
+    }
+    if session.has_work_in_flight(&shared.gpu) {
+        return false;
+    }
+    session.objects.leaving.clear();
+    for grant in std::mem::take(&mut session.objects.releasing) {
+        if let Err(status) = shared.gpu.revoke(grant) {
+            tracing::error!("device memory given back was not freed: {status}");
+            shared.gpu.note_status(status);
+        }
+    }
+    true
+}
+
+/// `cuMemGetInfo`, bytes.
+pub fn mem_info(session: &mut Session, shared: &Shared, body: Attach) -> Reply {
+    let device = shared.gpu.device(body.device)?;
+    device.make_current(&shared.gpu.driver)?;
+    if session.account.left(Memory::Device(device.ordinal)) != u64::MAX {
+        // Memory that the client has freed is back at the driver shortly, unless another client's work keeps it
+        // longer.
+        if session.account.is_leaving() {
+            let since = *session.flow.short_since.get_or_insert_with(Instant::now);
+            if since.elapsed() < MOMENT {
+                return Err(CallError::Full);
             }
-            return Err(status.into());
         }
-        if !grant.stays() {
-            let suspension = &self.shared.suspension;
-            suspension.add_movable(grant.device, grant.len);
-        }
-        self.describe_memory(&shared.images, &grant);
-        Ok(range.as_bytes().to_vec())
-    }
-
-    /// Takes device memory back. The client has waited for its work, and the server usually learns of the completion
-    /// within microseconds; otherwise the memory is freed once the session has nothing in flight.
-    pub fn mem_release(&mut self, shared: &Shared, body: Range) -> Result<(), CallError> {
-        let grant = self
-            .objects
-            .grants
-            .remove(&body.start)
-            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        grant.left_by(&self.account);
-        if !grant.stays() {
-            let suspension = &self.shared.suspension;
-            suspension.take_movable(grant.device, grant.len);
-        }
-        self.describe_gone::<lasting::Memory>(body.start);
-        self.objects.releasing.push(grant);
-        let began = Instant::now();
-        while !self.finish_releases(shared) && began.elapsed() < SETTLING {
-            std::hint::spin_loop();
-        }
-        Ok(())
-    }
-
-    /// Calls `attempt` to allocate `bytes` of memory. If there is no room, but memory that the client has freed is not
-    /// back at the driver yet, the message waits for it, like `cuMemFree` waits for work natively, but not forever. A
-    /// request that exceeds the session's maximum does not wait.
-    ///
-    /// # Errors
-    /// [`CallError::Full`] while the message waits; errors of `attempt`.
-    pub fn with_room<T>(
-        &mut self,
-        shared: &Shared,
-        (memory, bytes): (Memory, u64),
-        attempt: impl Fn(&mut Session) -> Result<T, CUresult>,
-    ) -> Result<T, CallError> {
-        let mut first = attempt(self);
-        // The keeper may still hold descriptors of freed memory.
-        if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY))
-            && let Some(keeper) = shared.gpu.keeping.keeper()
-        {
-            keeper.settle();
-            first = attempt(self);
-        }
-        if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) && shared.gpu.is_short() {
-            shared.images.give_up_residents();
-        }
-        if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY))
-            && self.waits_for_room(shared, memory, bytes)
-        {
-            return Err(CallError::Full);
-        }
-        if self.flow.room_at.take().is_some() {
-            shared.has_room(&self.shared);
-        }
-        let may_wait = || self.gives_back() && bytes <= self.most(shared, memory);
-        if !matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) || !may_wait() {
-            self.flow.short_since = None;
-            return Ok(first?);
-        }
-        if self.finish_releases(shared) && !self.has_work_in_flight(&shared.gpu) {
-            self.objects.pools.settle(&shared.gpu, |_| 0);
-            let again = attempt(self);
-            if again.is_ok() || !self.account.is_leaving() {
-                self.flow.short_since = None;
-                return Ok(again?);
-            }
-        }
-        let since = *self.flow.short_since.get_or_insert_with(Instant::now);
-        if since.elapsed() < PATIENCE {
-            // Nothing was submitted. Freeing the memory may need a quiescent point, so the session must not seem at
-            // work.
-            self.say_whether_at_work(&shared.gpu);
-            return Err(CallError::Full);
-        }
-        self.flow.short_since = None;
-        Err(CUDA_ERROR_OUT_OF_MEMORY.into())
-    }
-
-    /// Whether other sessions' memory goes to host memory for an allocation, which then waits.
-    fn waits_for_room(&mut self, shared: &Shared, memory: Memory, bytes: u64) -> bool {
-        let Memory::Device(device) = memory else {
-            return false;
-        };
-        if bytes > self.account.left(memory) || bytes > shared.gpu.devices[device].memory {
-            return false;
-        }
-        if shared.make_room(&self.shared, device, bytes) == Making::Nothing {
-            return false;
-        }
-        self.flow.room_at = Some(Instant::now() + room::ASKS);
-        self.say_whether_at_work(&shared.gpu);
-        true
-    }
-
-    /// Most bytes that the session could have if everything else were freed.
-    fn most(&self, shared: &Shared, memory: Memory) -> u64 {
-        let installed = match memory {
-            Memory::Device(device) => shared.gpu.devices[device].memory,
-            Memory::Host => u64::MAX,
-        };
-        installed.min(self.account.most(memory).unwrap_or(u64::MAX))
-    }
-
-    /// Whether memory that the client has freed is still charged.
-    fn gives_back(&self) -> bool {
-        !self.objects.releasing.is_empty()
-            || !self.objects.leaving.is_empty()
-            || !self.objects.graphs.leaving.is_empty()
-            || self.objects.pools.keep_any()
-            || self.account.is_leaving()
-    }
-
-    /// Frees memory that the client gave back, if nothing is in flight that may touch it. Returns whether none is left.
-    pub fn finish_releases(&mut self, shared: &Shared) -> bool {
-        self.objects
-            .leaving
-            .append(&mut self.objects.graphs.leaving);
-        if self.objects.releasing.is_empty() && self.objects.leaving.is_empty() {
-            return true;
-        }
-        if self.has_work_in_flight(&shared.gpu) {
-            return false;
-        }
-        self.objects.leaving.clear();
-        for grant in std::mem::take(&mut self.objects.releasing) {
-            if let Err(status) = shared.gpu.revoke(grant) {
-                tracing::error!("device memory given back was not freed: {status}");
-                shared.gpu.note_status(status);
-            }
-        }
-        true
-    }
-
-    /// `cuMemGetInfo`, bytes.
-    pub fn mem_info(&mut self, shared: &Shared, body: Attach) -> Reply {
-        let device = shared.gpu.device(body.device)?;
+        session.flow.short_since = None;
+        // Memory that pools retain for reuse counts as free.
+        settle_pools(session, shared);
         device.make_current(&shared.gpu.driver)?;
-        if self.account.left(Memory::Device(device.ordinal)) != u64::MAX {
-            // Memory that the client has freed is back at the driver shortly, unless another client's work keeps it
-            // longer.
-            if self.account.is_leaving() {
-                let since = *self.flow.short_since.get_or_insert_with(Instant::now);
-                if since.elapsed() < MOMENT {
-                    return Err(CallError::Full);
-                }
-            }
-            self.flow.short_since = None;
-            // Memory that pools retain for reuse counts as free.
-            self.settle_pools(shared);
-            device.make_current(&shared.gpu.driver)?;
-        }
-        if let Some(keeper) = shared.gpu.keeping.keeper() {
-            keeper.settle();
-        }
-        let (mut free, mut total) = (0, 0);
-        shared.gpu.driver.mem_get_info(&mut free, &mut total)?;
-        // Memory of others that would go to host memory counts as free.
-        let movable = shared.movable_for(&self.shared, device.ordinal);
-        let mut info = MemInfo {
-            free: (free as u64).saturating_add(movable).min(total as u64),
-            total: total as u64,
-        };
-        let memory = Memory::Device(device.ordinal);
-        if let Some(limit) = self.account.most(memory) {
-            info.total = info.total.min(limit);
-        }
-        info.free = info.free.min(self.account.left(memory)).min(info.total);
-        Ok(info.as_bytes().to_vec())
     }
-
-    /// Lowers the client's own limit of device memory, in bytes.
-    pub fn limit_memory(&mut self, shared: &Shared, body: LimitMemory) -> Result<(), CallError> {
-        let memory = Memory::Device(shared.gpu.device(body.device)?.ordinal);
-        self.account.lower_limit(memory, body.bytes);
-        Ok(())
+    if let Some(keeper) = shared.gpu.keeping.keeper() {
+        keeper.settle();
     }
-
-    /// Allocates pinned memory: a memory file, mapped at the same address in the server and in the client. The
-    /// descriptor is sent over the socket, before the answer, under the message's token.
-    pub fn host_alloc(&mut self, shared: &Shared, call: Call<'_, HostAlloc>) -> Reply {
-        let Call { body, message } = call;
-        let device = shared.gpu.device(body.device)?;
-        let len = body
-            .len
-            .max(1)
-            .checked_next_multiple_of(4096)
-            .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
-        let spare = &self.objects.host_spare;
-        let mut block = match spare.iter().position(|block| block.len() == len) {
-            Some(at) => self.objects.host_spare.swap_remove(at),
-            None => self.new_block(shared, device, len)?,
-        };
-        block.pin.set_idle(false);
-        let note = DescriptorNote {
-            token: message.token,
-            len,
-        };
-        let sent = block
-            .file
-            .description()
-            .and_then(|fd| shm::send_packet(self.shared.socket(), note.as_bytes(), &[fd.as_fd()]));
-        let range = Range {
-            start: block.start(),
-            len,
-        };
-        if sent.is_err() {
-            block.pin.set_idle(true);
-            self.objects.host_spare.push(block);
-            return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
-        }
-        block.set_managed(body.flags & MANAGED != 0);
-        self.objects.host.insert(range.start, block);
-        let place = Place {
-            len,
-            device: device.ordinal.into(),
-            managed: body.flags & MANAGED != 0,
-        };
-        self.describe_host(&shared.images, range.start, place);
-        Ok(range.as_bytes().to_vec())
+    let (mut free, mut total) = (0, 0);
+    shared.gpu.driver.mem_get_info(&mut free, &mut total)?;
+    // Memory of others that would go to host memory counts as free.
+    let movable = shared.movable_for(&session.shared, device.ordinal);
+    let mut info = MemInfo {
+        free: (free as u64).saturating_add(movable).min(total as u64),
+        total: total as u64,
+    };
+    let memory = Memory::Device(device.ordinal);
+    if let Some(limit) = session.account.most(memory) {
+        info.total = info.total.min(limit);
     }
+    info.free = info.free.min(session.account.left(memory)).min(info.total);
+    Ok(info.as_bytes().to_vec())
+}
 
-    /// Frees pinned memory. It stays registered, because unregistering would wait for other clients' work.
-    pub fn host_free(&mut self, shared: &Shared, body: Range) -> Result<(), CallError> {
-        let mut block = self
-            .objects
-            .host
-            .remove(&body.start)
-            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        self.describe_host_end(&shared.images, body.start);
-        block.set_managed(false);
+/// Lowers the client's own limit of device memory, in bytes.
+pub fn limit_memory(
+    session: &mut Session,
+    shared: &Shared,
+    body: LimitMemory,
+) -> Result<(), CallError> {
+    let memory = Memory::Device(shared.gpu.device(body.device)?.ordinal);
+    session.account.lower_limit(memory, body.bytes);
+    Ok(())
+}
+
+/// Allocates pinned memory: a memory file, mapped at the same address in the server and in the client. The
+/// descriptor is sent over the socket, before the answer, under the message's token.
+pub fn host_alloc(session: &mut Session, shared: &Shared, call: Call<'_, HostAlloc>) -> Reply {
+    let Call { body, message } = call;
+    let device = shared.gpu.device(body.device)?;
+    let len = body
+        .len
+        .max(1)
+        .checked_next_multiple_of(4096)
+        .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+    let spare = &session.objects.host_spare;
+    let mut block = match spare.iter().position(|block| block.len() == len) {
+        Some(at) => session.objects.host_spare.swap_remove(at),
+        None => new_block(session, shared, device, len)?,
+    };
+    block.pin.set_idle(false);
+    let note = DescriptorNote {
+        token: message.token,
+        len,
+    };
+    let sent = block
+        .file
+        .description()
+        .and_then(|fd| shm::send_packet(session.shared.socket(), note.as_bytes(), &[fd.as_fd()]));
+    let range = Range {
+        start: block.start(),
+        len,
+    };
+    if sent.is_err() {
         block.pin.set_idle(true);
-        self.objects.host_spare.push(block);
-        Ok(())
+        session.objects.host_spare.push(block);
+        return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
     }
+    block.set_managed(body.flags & MANAGED != 0);
+    session.objects.host.insert(range.start, block);
+    let place = Place {
+        len,
+        device: device.ordinal.into(),
+        managed: body.flags & MANAGED != 0,
+    };
+    session.describe_host(&shared.images, range.start, place);
+    Ok(range.as_bytes().to_vec())
+}
 
-    /// Pinned memory that is not the session's spare. Its pages are populated a few at a time. While other sessions
-    /// wait for the slow lane the message waits behind them, and when the session has ended it is not executed again.
-    fn new_block(
-        &mut self,
-        shared: &Shared,
-        device: &Device,
-        len: u64,
-    ) -> Result<HostBlock, CallError> {
-        let (gpu, own) = (&shared.gpu, self.shared.clone());
-        let begun = self.objects.host_begun.take();
-        let mut begun = match begun {
-            Some(begun) if begun.len() == len => begun,
-            other => {
-                // The client has changed its message.
-                if let Some(other) = other {
-                    gpu.arena.abandon(other);
-                }
-                let payers = (&self.account, &own.held_files, own.info.uid);
-                if let Some(block) = gpu.take_spare_block(payers, len)? {
-                    return Ok(block);
-                }
-                let pin = self.pin(shared, len)?;
-                gpu.begin_block((&self.account, &own.held_files), pin, len)?
+/// Frees pinned memory. It stays registered, because unregistering would wait for other clients' work.
+pub fn host_free(session: &mut Session, shared: &Shared, body: Range) -> Result<(), CallError> {
+    let mut block = session
+        .objects
+        .host
+        .remove(&body.start)
+        .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    session.describe_host_end(&shared.images, body.start);
+    block.set_managed(false);
+    block.pin.set_idle(true);
+    session.objects.host_spare.push(block);
+    Ok(())
+}
+
+/// Pinned memory that is not the session's spare. Its pages are populated a few at a time. While other sessions
+/// wait for the slow lane the message waits behind them, and when the session has ended it is not executed again.
+fn new_block(
+    session: &mut Session,
+    shared: &Shared,
+    device: &Device,
+    len: u64,
+) -> Result<HostBlock, CallError> {
+    let (gpu, own) = (&shared.gpu, session.shared.clone());
+    let begun = session.objects.host_begun.take();
+    let mut begun = match begun {
+        Some(begun) if begun.len() == len => begun,
+        other => {
+            // The client has changed its message.
+            if let Some(other) = other {
+                gpu.arena.abandon(other);
             }
-        };
-        let is_populated = begun.populate(|| {
-            own.hung_up.load(Ordering::Relaxed)
-                || gpu.is_lost()
-                || shared.lanes.slow.is_wanted()
-                || own.is_to_rest(shared.fate.attempt())
-                || shared.fate.stopping.load(Ordering::Relaxed)
-        });
-        if !is_populated {
-            self.objects.host_begun = Some(begun);
-            self.say_whether_at_work(gpu);
-            return Err(CallError::Full);
-        }
-        let block = side::on_main(|| gpu.arena.complete(&gpu.driver, device, begun));
-        Ok(block?)
-    }
-
-    /// Counts memory that is about to be pinned for the session's user. If memory that no session uses takes the room,
-    /// the message waits until it is unregistered, but not forever.
-    ///
-    /// # Errors
-    /// [`CallError::Full`] while the message waits; `CUDA_ERROR_OUT_OF_MEMORY` beyond the user's bound.
-    pub fn pin(&mut self, shared: &Shared, bytes: u64) -> Result<Pin, CallError> {
-        let beyond = match shared.gpu.pinned.take(self.shared.info.uid, bytes) {
-            Ok(pin) => {
-                self.flow.short_of_pinned_since = None;
-                return Ok(pin);
+            let payers = (&session.account, &own.held_files, own.info.uid);
+            if let Some(block) = gpu.take_spare_block(payers, len)? {
+                return Ok(block);
             }
-            Err(beyond) => beyond,
-        };
-        let since = self.flow.short_of_pinned_since;
-        if beyond.is_temporary && since.is_none_or(|since| since.elapsed() < PATIENCE) {
-            self.flow.short_of_pinned_since = since.or_else(|| Some(Instant::now()));
-            // Unregistering needs a quiescent point, so the session must not seem at work.
-            self.say_whether_at_work(&shared.gpu);
-            std::thread::sleep(SETTLING);
-            return Err(CallError::Full);
+            let pin = pin(session, shared, len)?;
+            gpu.begin_block((&session.account, &own.held_files), pin, len)?
         }
-        self.flow.short_of_pinned_since = None;
-        tracing::warn!("Client {}: {beyond}", self.shared.info);
-        Err(CUDA_ERROR_OUT_OF_MEMORY.into())
+    };
+    let is_populated = begun.populate(|| {
+        own.hung_up.load(Ordering::Relaxed)
+            || gpu.is_lost()
+            || shared.lanes.slow.is_wanted()
+            || own.is_to_rest(shared.fate.attempt())
+            || shared.fate.stopping.load(Ordering::Relaxed)
+    });
+    if !is_populated {
+        session.objects.host_begun = Some(begun);
+        session.say_whether_at_work(gpu);
+        return Err(CallError::Full);
     }
+    let block = side::on_main(|| gpu.arena.complete(&gpu.driver, device, begun));
+    Ok(block?)
+}
 
-    /// Removes spare pinned memory beyond the limit for reuse, oldest first.
-    pub fn take_surplus_host(&mut self, shared: &Shared) -> Vec<HostBlock> {
-        let most = match self.flow.short_of_pinned_since {
-            None => bounds::HOST_SPARE.min(shared.gpu.pinned.most_kept(self.shared.info.uid)),
-            Some(_) => 0,
-        };
-        let mut kept: u64 = self
-            .objects
-            .host_spare
-            .iter()
-            .map(|block| block.len())
-            .sum();
-        let mut surplus = Vec::new();
-        while kept > most && !self.objects.host_spare.is_empty() {
-            let block = self.objects.host_spare.remove(0);
-            kept -= block.len();
-            surplus.push(block);
+/// Counts memory that is about to be pinned for the session's user. If memory that no session uses takes the room,
+/// the message waits until it is unregistered, but not forever.
+///
+/// # Errors
+/// [`CallError::Full`] while the message waits; `CUDA_ERROR_OUT_OF_MEMORY` beyond the user's bound.
+pub fn pin(session: &mut Session, shared: &Shared, bytes: u64) -> Result<Pin, CallError> {
+    let beyond = match shared.gpu.pinned.take(session.shared.info.uid, bytes) {
+        Ok(pin) => {
+            session.flow.short_of_pinned_since = None;
+            return Ok(pin);
         }
-        surplus
+        Err(beyond) => beyond,
+    };
+    let since = session.flow.short_of_pinned_since;
+    if beyond.is_temporary && since.is_none_or(|since| since.elapsed() < PATIENCE) {
+        session.flow.short_of_pinned_since = since.or_else(|| Some(Instant::now()));
+        // Unregistering needs a quiescent point, so the session must not seem at work.
+        session.say_whether_at_work(&shared.gpu);
+        std::thread::sleep(SETTLING);
+        return Err(CallError::Full);
     }
+    session.flow.short_of_pinned_since = None;
+    tracing::warn!("Client {}: {beyond}", session.shared.info);
+    Err(CUDA_ERROR_OUT_OF_MEMORY.into())
+}
 
-    /// `cuPointerGetAttribute` for numeric attributes of pointers that the client does not know itself.
-    pub fn pointer_attribute(&mut self, shared: &Shared, body: PointerQuery) -> Reply {
-        let pointer = self.place_of(body.pointer);
-        self.check_device(pointer, 1)?;
-        shared
-            .gpu
-            .any_device()
-            .ok_or(CUDA_ERROR_INVALID_VALUE)?
-            .make_current(&shared.gpu.driver)?;
-        // The longest attribute is two words (CU_POINTER_ATTRIBUTE_P2P_TOKENS).
-        let mut value = [0u64; 2];
-        match body.attribute {
-            CU_POINTER_ATTRIBUTE_MEMORY_TYPE
-            | CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
-            | CU_POINTER_ATTRIBUTE_RANGE_SIZE
-            | CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {}
-            _ => return Err(CUDA_ERROR_NOT_SUPPORTED.into()),
-        }
-        shared.gpu.driver.pointer_get_attribute(
-            value.as_mut_ptr().cast(),
-            body.attribute,
-            pointer,
-        )?;
-        Ok(super::value(value[0]))
+/// Removes spare pinned memory beyond the limit for reuse, oldest first.
+pub fn take_surplus_host(session: &mut Session, shared: &Shared) -> Vec<HostBlock> {
+    let most = match session.flow.short_of_pinned_since {
+        None => bounds::HOST_SPARE.min(shared.gpu.pinned.most_kept(session.shared.info.uid)),
+        Some(_) => 0,
+    };
+    let mut kept: u64 = session
+        .objects
+        .host_spare
+        .iter()
+        .map(|block| block.len())
+        .sum();
+    let mut surplus = Vec::new();
+    while kept > most && !session.objects.host_spare.is_empty() {
+        let block = session.objects.host_spare.remove(0);
+        kept -= block.len();
+        surplus.push(block);
     }
+    surplus
+}
+
+/// `cuPointerGetAttribute` for numeric attributes of pointers that the client does not know itself.
+pub fn pointer_attribute(session: &mut Session, shared: &Shared, body: PointerQuery) -> Reply {
+    let pointer = session.place_of(body.pointer);
+    session.check_device(pointer, 1)?;
+    shared
+        .gpu
+        .any_device()
+        .ok_or(CUDA_ERROR_INVALID_VALUE)?
+        .make_current(&shared.gpu.driver)?;
+    // The longest attribute is two words (CU_POINTER_ATTRIBUTE_P2P_TOKENS).
+    let mut value = [0u64; 2];
+    match body.attribute {
+        CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+        | CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
+        | CU_POINTER_ATTRIBUTE_RANGE_SIZE
+        | CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {}
+        _ => return Err(CUDA_ERROR_NOT_SUPPORTED.into()),
+    }
+    shared
+        .gpu
+        .driver
+        .pointer_get_attribute(value.as_mut_ptr().cast(), body.attribute, pointer)?;
+    Ok(number(value[0]))
 }
 
 #[cfg(test)]
@@ -716,7 +719,7 @@ mod tests {
         let waits = test.handle(Op::HostAlloc, &pinned(4 * MIB), &[]);
         assert!(matches!(waits, Err(CallError::Full)));
         let shared = test.shared.clone();
-        for block in test.session.take_surplus_host(&shared) {
+        for block in take_surplus_host(&mut test.session, &shared) {
             shared.gpu.arena.free(&shared.gpu.driver, block);
         }
         assert_eq!(pinned_of_user(&test), 8 * MIB);

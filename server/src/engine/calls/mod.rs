@@ -1,22 +1,23 @@
 //! Handlers of all messages. The files have the names of the shim's.
 
-mod array;
-mod capture;
+pub mod array;
+pub mod capture;
 pub mod context;
-mod copy;
+pub mod copy;
 mod event;
-mod function;
+pub mod function;
 pub mod graph;
 mod green;
 pub mod launch;
 mod link;
-mod memory;
+pub mod memory;
 pub mod module;
 mod occupancy;
-mod pool;
+pub mod pool;
 mod reference;
+mod reply;
 mod sharing;
-mod stream;
+pub mod stream;
 mod tensor_map;
 mod virtual_memory;
 
@@ -28,32 +29,69 @@ use crate::engine::base::kinds::Kind;
 use crate::engine::lasting::{Lasting, Lost, Making, failed};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
+use array::{
+    array_create, array_destroy, array_part, array_query, copy_box, texture_create, texture_destroy,
+};
+use capture::{
+    capture_begin, capture_break, capture_end, capture_host, capture_state, capture_update,
+    show_failure,
+};
+use context::{attach, get_limit, set_limit};
+use copy::{copy, copy_inline, managed_move, memset};
+use event::{
+    event_create, event_destroy, event_elapsed, event_export, event_import, event_query,
+    event_record, mark_event, stream_wait_event, taken,
+};
+use function::{
+    get_function, get_function_attribute, kernel_attribute, printed, set_function_attribute,
+};
+use graph::exec::{
+    graph_enabled, graph_exec_destroy, graph_exec_flags, graph_exec_update, graph_instantiate,
+    graph_launch, graph_upload,
+};
+use graph::node::{graph_node, puts_graph_into_graph};
+use graph::shown::graph_node_get;
+use graph::{
+    graph_attribute, graph_clone, graph_condition, graph_copy_attributes, graph_create,
+    graph_dependencies, graph_destroy, graph_dot, graph_find_in_clone, graph_list, graph_memory,
+    graph_node_destroy, graph_node_kind,
+};
+use green::{confine, green_create, green_destroy, resource_join, resource_query, resource_split};
+use launch::launch;
+use link::{link_add, link_complete, link_create, link_destroy, link_fetch};
+use memory::{
+    host_alloc, host_free, limit_memory, mem_grant, mem_info, mem_release, pointer_attribute,
+};
+use module::{enumerate_functions, get_global, get_managed, image_leave, image_load, image_unload};
 use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::for_each_op;
-use mpsshim_proto::message::{Op, Value};
+use mpsshim_proto::message::Op;
 use mpsshim_proto::ops::{Body, Change, Lane};
-use zerocopy::IntoBytes;
+use occupancy::{clusters, occupancy};
+use pool::{
+    pool_alloc, pool_create, pool_destroy, pool_free, pool_get_access, pool_get_attribute,
+    pool_set_access, pool_set_attribute, pool_trim,
+};
+use reference::{get_reference, reference_call};
+use reply::{Logged, Reply};
+use sharing::{
+    file_register, file_unregister, ipc_close, ipc_forget, ipc_open, ipc_share, peer_access,
+    pool_export, pool_export_pointer, pool_import, pool_import_pointer, range_handle,
+};
+use stream::{host_function, mark, mem_op, stream_attribute, stream_create, stream_destroy};
+use tensor_map::tensor_map;
+use virtual_memory::{
+    address_free, address_reserve, get_access, granularity, map_memory, physical_create,
+    physical_export, physical_import, physical_release, physical_retain, set_access, unmap_memory,
+};
 
-/// Payload of an answer.
-pub type Reply = Result<Vec<u8>, CallError>;
-
-/// Status and payload of a load or a link: a failure has logs too.
-pub type Logged = Result<(Result<(), CUresult>, Vec<u8>), CallError>;
-
-/// Payload of an answer that is one number.
-fn value(value: u64) -> Vec<u8> {
-    Value { value }.as_bytes().to_vec()
-}
-
-impl Session {
-    /// Whether a message may take long or wait inside the driver, so that it belongs on the slow lane.
-    #[inline]
-    pub fn is_slow(&self, message: Incoming<'_>) -> bool {
-        match message.op.lane() {
-            Lane::Dispatch => false,
-            Lane::Slow | Lane::SlowSubmits => true,
-            Lane::SlowForGraphs => self.puts_graph_into_graph(message),
-        }
+/// Whether a message may take long or wait inside the driver, so that it belongs on the slow lane.
+#[inline]
+pub fn is_slow(message: Incoming<'_>) -> bool {
+    match message.op.lane() {
+        Lane::Dispatch => false,
+        Lane::Slow | Lane::SlowSubmits => true,
+        Lane::SlowForGraphs => puts_graph_into_graph(message),
     }
 }
 
@@ -90,7 +128,7 @@ macro_rules! handle_by_table {
         match $message.op {
             $(Op::$name => {
                 let call = $message.decode::<Body<$number>>();
-                let outcome = call.and_then(|call| $session.$handler($shared, argument!(call $(, $rest)?)));
+                let outcome = call.and_then(|call| $handler($session, $shared, argument!(call $(, $rest)?)));
                 $then!($name, $kind, outcome, $shared, $session, $message)
             })*
         }
@@ -182,7 +220,7 @@ impl Outcome<Async> for Result<(), CallError> {
         };
         let status = error.status()?;
         tracing::debug!(session = session.shared.info.session, ?op, %status, "an asynchronous operation failed");
-        session.note_failure(shared, status)?;
+        note_failure(session, shared, status)?;
         session.post_error(status);
         Ok(())
     }
@@ -203,7 +241,7 @@ impl Outcome<Request> for Reply {
             Err(error) => {
                 let status = error.status()?;
                 tracing::debug!(session = session.shared.info.session, ?op, %status, "a request failed");
-                session.note_failure(shared, status)?;
+                note_failure(session, shared, status)?;
                 (Err(status), Vec::new())
             }
         };
@@ -224,7 +262,7 @@ impl Outcome<Request> for Logged {
     fn conclude(self, shared: &Shared, session: &mut Session, op: Op) -> Result<(), Undone> {
         match self {
             Ok((Err(status), payload)) => {
-                session.note_failure(shared, status)?;
+                note_failure(session, shared, status)?;
                 session.answer(Err(status), &payload);
                 Ok(())
             }
@@ -235,18 +273,16 @@ impl Outcome<Request> for Logged {
     }
 }
 
-impl Session {
-    /// Handles an error of the driver. If the context is lost and the session continues in the next server, the message
-    /// is left for that server.
-    fn note_failure(&mut self, shared: &Shared, status: CUresult) -> Result<(), Undone> {
-        if is_sticky(status) {
-            self.take_back_begun();
-        }
-        shared.gpu.note_status(status);
-        match shared.gpu.is_lost() && self.shared.goes_on(&shared.gpu) {
-            true => Err(Undone::Later),
-            false => Ok(()),
-        }
+/// Handles an error of the driver. If the context is lost and the session continues in the next server, the message
+/// is left for that server.
+fn note_failure(session: &mut Session, shared: &Shared, status: CUresult) -> Result<(), Undone> {
+    if is_sticky(status) {
+        session.take_back_begun();
+    }
+    shared.gpu.note_status(status);
+    match shared.gpu.is_lost() && session.shared.goes_on(&shared.gpu) {
+        true => Err(Undone::Later),
+        false => Ok(()),
     }
 }
 

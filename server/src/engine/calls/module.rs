@@ -1,6 +1,6 @@
 //! Modules and libraries.
 
-use super::{Logged, Reply};
+use super::reply::{Logged, Reply, number};
 use crate::engine::base::account::Memory;
 use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
@@ -8,6 +8,7 @@ use crate::engine::base::description::Record;
 use crate::engine::base::jit::JitOptions;
 use crate::engine::base::kinds;
 use crate::engine::base::ordinal::Ordinal;
+use crate::engine::calls::function::look_ahead;
 use crate::engine::gpu::footprint::footprint;
 use crate::engine::gpu::managed_image::ManagedImage;
 use crate::engine::images::contents::{Content, Raw};
@@ -40,539 +41,538 @@ impl Shared {
     }
 }
 
-impl Session {
-    /// `cuModuleLoadDataEx`, `cuLibraryLoadData`, by the kind of the handle.
-    pub fn image_load(&mut self, shared: &Shared, call: Call<'_, ImageLoad>) -> Logged {
-        let Call { body, message } = call;
-        let ready = match self.flow.prepared.take() {
-            Some(prepared) if prepared.is_for(&body, message) => prepared.outcome?,
-            _ => self.take_in(shared, &body, message)?,
+/// `cuModuleLoadDataEx`, `cuLibraryLoadData`, by the kind of the handle.
+pub fn image_load(session: &mut Session, shared: &Shared, call: Call<'_, ImageLoad>) -> Logged {
+    let Call { body, message } = call;
+    let ready = match session.flow.prepared.take() {
+        Some(prepared) if prepared.is_for(&body, message) => prepared.outcome?,
+        _ => take_in(session, shared, &body, message)?,
+    };
+    // A load may take long in the driver, so it must not begin after the quiescent point, when other sessions work
+    // again.
+    let is_late = session
+        .flow
+        .moment
+        .as_ref()
+        .is_some_and(|moment| moment.is_over());
+    if is_late && session.flow.offered.is_none() && Handle(body.image).kind() != Some(Kind::Library)
+    {
+        let outcome = Ok(ready);
+        session.flow.prepared = Some(Prepared::new(&body, message, outcome));
+        return Err(CallError::Alone);
+    }
+    if ready.lacks_memory(&body) {
+        let wanted = ImageLoaded {
+            managed: ready.managed.map_or(0, |managed| managed.len()),
+            ..ImageLoaded::default()
         };
-        // A load may take long in the driver, so it must not begin after the quiescent point, when other sessions work
-        // again.
-        let is_late = self
-            .flow
-            .moment
-            .as_ref()
-            .is_some_and(|moment| moment.is_over());
-        if is_late
-            && self.flow.offered.is_none()
-            && Handle(body.image).kind() != Some(Kind::Library)
-        {
-            let outcome = Ok(ready);
-            self.flow.prepared = Some(Prepared::new(&body, message, outcome));
-            return Err(CallError::Alone);
-        }
-        if ready.lacks_memory(&body) {
-            let wanted = ImageLoaded {
-                managed: ready.managed.map_or(0, |managed| managed.len()),
-                ..ImageLoaded::default()
-            };
-            return Ok((Err(CUDA_ERROR_NOT_READY), wanted.as_bytes().to_vec()));
-        }
-        let Ready {
-            content,
-            mut charge,
-            calls,
-            managed,
-        } = ready;
-        let device = shared.gpu.device(body.device)?;
-        match Handle(body.image).kind() {
-            // A library belongs to no context.
-            Some(Kind::Library) => shared.gpu.use_any_device(),
-            _ => device.make_current(&shared.gpu.driver)?,
-        }
-        let behind = message.behind::<ImageLoad>()?;
-        let (mut options, _) =
-            JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
-        let family = Family::of(&body, device.ordinal, self.side, &behind);
-        let family = family.filter(|_| managed.is_none());
-        options.want(body.info_log, body.error_log);
-        let before = match charge.is_whole {
-            true => None,
-            false => Some(shared.free_memory(body.device)?),
-        };
-        let what = (content.clone(), device.ordinal, calls);
-        self.shared.launched.note_image(&content);
-        let offered = self.flow.offered.take();
-        let (image, payload) =
-            Image::load(&shared.images, body.image, what, (family, offered), options);
-        let mut image = match image {
-            Ok(image) => image,
-            Err(status) => return Ok((Err(status), payload)),
-        };
-        if let Some(before) = before {
-            let taken = before.saturating_sub(shared.free_memory(body.device)?);
-            let bytes = taken.max(charge.charge.bytes());
-            if let Err(status) = charge.charge.resize(bytes) {
-                // The image takes memory until it is unloaded, so it is charged beyond the limit.
-                charge.charge.grow_to(bytes);
-                image.pay(charge.charge);
-                shared.images.discard(image);
-                return Ok((Err(status), payload));
-            }
-        }
-        image.pay(charge.charge);
-        if let Some(managed) = managed {
-            let placed = self.place_managed(shared, &mut image, (&managed, device.ordinal), &body);
-            if let Err(status) = placed {
-                shared.images.discard(image);
-                return Ok((Err(status), payload));
-            }
-        }
-        let table = match image.raw() {
-            Raw::Module(_) => &mut self.objects.images,
-            Raw::Library(_) => &mut self.objects.libraries,
-        };
-        if let Err((status, image)) = table.insert(body.image, image) {
+        return Ok((Err(CUDA_ERROR_NOT_READY), wanted.as_bytes().to_vec()));
+    }
+    let Ready {
+        content,
+        mut charge,
+        calls,
+        managed,
+    } = ready;
+    let device = shared.gpu.device(body.device)?;
+    match Handle(body.image).kind() {
+        // A library belongs to no context.
+        Some(Kind::Library) => shared.gpu.use_any_device(),
+        _ => device.make_current(&shared.gpu.driver)?,
+    }
+    let behind = message.behind::<ImageLoad>()?;
+    let (mut options, _) = JitOptions::read(&behind, body.options).map_err(CallError::Violation)?;
+    let family = Family::of(&body, device.ordinal, session.side, &behind);
+    let family = family.filter(|_| managed.is_none());
+    options.want(body.info_log, body.error_log);
+    let before = match charge.is_whole {
+        true => None,
+        false => Some(shared.free_memory(body.device)?),
+    };
+    let what = (content.clone(), device.ordinal, calls);
+    session.shared.launched.note_image(&content);
+    let offered = session.flow.offered.take();
+    let (image, payload) =
+        Image::load(&shared.images, body.image, what, (family, offered), options);
+    let mut image = match image {
+        Ok(image) => image,
+        Err(status) => return Ok((Err(status), payload)),
+    };
+    if let Some(before) = before {
+        let taken = before.saturating_sub(shared.free_memory(body.device)?);
+        let bytes = taken.max(charge.charge.bytes());
+        if let Err(status) = charge.charge.resize(bytes) {
+            // The image takes memory until it is unloaded, so it is charged beyond the limit.
+            charge.charge.grow_to(bytes);
+            image.pay(charge.charge);
             shared.images.discard(image);
             return Ok((Err(status), payload));
         }
-        self.look_ahead(shared, body.image, device.ordinal);
-        Ok((Ok(()), payload))
     }
-
-    /// The managed variables of an image, if they can be in the session's memory, and its code with the memory that the
-    /// message names.
-    fn with_managed_memory(
-        &self,
-        shared: &Shared,
-        body: &ImageLoad,
-        content: Content,
-    ) -> Result<(Content, Option<ManagedImage>), CUresult> {
-        let Some(managed) = shared.images.managed_image(&content) else {
-            return Ok((content, None));
-        };
-        if body.managed == 0 {
-            return Ok((content, Some(managed)));
-        }
-        match arena::is_managed(body.managed) {
-            true => self.check_device(body.managed, managed.len())?,
-            false => self.check_host(body.managed, managed.len())?,
-        }
-        let code = managed.at(body.managed).ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
-        let content = shared.images.store(&code, &self.flow.sent)?;
-        Ok((content, Some(managed)))
-    }
-
-    /// Notes where the managed variables of an image are, and gives them their initial values. The session's memory for
-    /// them has been checked.
-    fn place_managed(
-        &mut self,
-        shared: &Shared,
-        image: &mut Image,
-        (managed, device): (&ManagedImage, Ordinal),
-        body: &ImageLoad,
-    ) -> Result<(), CUresult> {
-        // Another server would give the variables their initial values again.
-        self.lasting.binding_images = true;
-        let named = managed.variables.iter().filter_map(|one| {
-            let name = CString::new(one.name.as_str()).ok()?;
-            Some((name, (body.managed + one.offset, one.len)))
-        });
-        image.managed = named.collect();
-        if body.fresh == 0 {
-            return Ok(());
-        }
-        if arena::is_managed(body.managed) {
-            let place = (body.managed, managed.len());
-            return variables::store(&shared.gpu, device, place, managed.initial());
-        }
-        let base = body.managed as *mut u8;
-        for (offset, bytes) in managed.initial() {
-            // SAFETY: the block is mapped here at the client's addresses for as long as the session has it, and it is long
-            // enough. The client may write it meanwhile; the bytes have no invalid values.
-            unsafe {
-                let to = base.add(offset as usize);
-                std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
-            }
-        }
-        Ok(())
-    }
-
-    /// A managed variable of an image that is in the session's memory.
-    fn managed_variable(&self, image: u64, name: &[u8]) -> Result<Option<Range>, CUresult> {
-        let name = CStr::from_bytes_with_nul(name).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-        let found = self.image(image)?.managed.get(name);
-        Ok(found.map(|(start, len)| Range {
-            start: *start,
-            len: *len,
-        }))
-    }
-
-    /// Whether [`Session::image_load`] makes the driver load a module: not if a loaded instance can be reused.
-    /// Libraries are loaded on first use.
-    pub fn loads_module(&mut self, shared: &Shared, message: Incoming<'_>) -> bool {
-        let Ok(body) = message.body::<ImageLoad>() else {
-            return false;
-        };
-        if Handle(body.image).kind() == Some(Kind::Library) {
-            return false;
-        }
-        let (device, options) = (
-            shared.gpu.device(body.device),
-            message.behind::<ImageLoad>(),
+    image.pay(charge.charge);
+    if let Some(managed) = managed {
+        let placed = place_managed(
+            session,
+            shared,
+            &mut image,
+            (&managed, device.ordinal),
+            &body,
         );
-        let (Ok(device), Ok(options)) = (device, options) else {
-            return false;
-        };
-        let family = Family::of(&body, device.ordinal, self.side, &options);
-        self.forget_offer(shared);
-        // Held until the message is executed, so that the instance is not unloaded meanwhile.
-        self.flow.offered =
-            family.and_then(|family| shared.images.families.offer(&shared.images, &family));
-        self.flow.offered.is_none() && self.prepare_ahead(shared, &body, message)
+        if let Err(status) = placed {
+            shared.images.discard(image);
+            return Ok((Err(status), payload));
+        }
     }
-
-    /// Prepares a load before its quiescent point, except for the driver call. Returns whether there is anything to
-    /// load.
-    fn prepare_ahead(&mut self, shared: &Shared, body: &ImageLoad, message: Incoming<'_>) -> bool {
-        let done = self
-            .flow
-            .prepared
-            .take_if(|done| done.is_for(body, message));
-        let prepared = done.unwrap_or_else(|| {
-            self.go_away(&shared.gpu);
-            let outcome = self.take_in(shared, body, message);
-            self.come_back();
-            Prepared::new(body, message, outcome)
-        });
-        let outcome = prepared.outcome.as_ref();
-        let is_ready = outcome.is_ok_and(|ready| !ready.lacks_memory(body));
-        self.flow.prepared = Some(prepared);
-        is_ready
+    let table = match image.raw() {
+        Raw::Module(_) => &mut session.objects.images,
+        Raw::Library(_) => &mut session.objects.libraries,
+    };
+    if let Err((status, image)) = table.insert(body.image, image) {
+        shared.images.discard(image);
+        return Ok((Err(status), payload));
     }
+    look_ahead(session, shared, body.image, device.ordinal);
+    Ok((Ok(()), payload))
+}
 
-    /// Receives the image from the client, and determines the memory that loading it takes.
-    fn take_in(
-        &self,
-        shared: &Shared,
-        body: &ImageLoad,
-        message: Incoming<'_>,
-    ) -> Result<Ready, CallError> {
-        let content = match message.token {
-            0 => shared
+/// The managed variables of an image, if they can be in the session's memory, and its code with the memory that the
+/// message names.
+fn with_managed_memory(
+    session: &Session,
+    shared: &Shared,
+    body: &ImageLoad,
+    content: Content,
+) -> Result<(Content, Option<ManagedImage>), CUresult> {
+    let Some(managed) = shared.images.managed_image(&content) else {
+        return Ok((content, None));
+    };
+    if body.managed == 0 {
+        return Ok((content, Some(managed)));
+    }
+    match arena::is_managed(body.managed) {
+        true => session.check_device(body.managed, managed.len())?,
+        false => session.check_host(body.managed, managed.len())?,
+    }
+    let code = managed.at(body.managed).ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
+    let content = shared.images.store(&code, &session.flow.sent)?;
+    Ok((content, Some(managed)))
+}
+
+/// Notes where the managed variables of an image are, and gives them their initial values. The session's memory for
+/// them has been checked.
+fn place_managed(
+    session: &mut Session,
+    shared: &Shared,
+    image: &mut Image,
+    (managed, device): (&ManagedImage, Ordinal),
+    body: &ImageLoad,
+) -> Result<(), CUresult> {
+    // Another server would give the variables their initial values again.
+    session.lasting.binding_images = true;
+    let named = managed.variables.iter().filter_map(|one| {
+        let name = CString::new(one.name.as_str()).ok()?;
+        Some((name, (body.managed + one.offset, one.len)))
+    });
+    image.managed = named.collect();
+    if body.fresh == 0 {
+        return Ok(());
+    }
+    if arena::is_managed(body.managed) {
+        let place = (body.managed, managed.len());
+        return variables::store(&shared.gpu, device, place, managed.initial());
+    }
+    let base = body.managed as *mut u8;
+    for (offset, bytes) in managed.initial() {
+        // SAFETY: the block is mapped here at the client's addresses for as long as the session has it, and it is long
+        // enough. The client may write it meanwhile; the bytes have no invalid values.
+        unsafe {
+            let to = base.add(offset as usize);
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
+        }
+    }
+    Ok(())
+}
+
+/// A managed variable of an image that is in the session's memory.
+fn managed_variable(session: &Session, image: u64, name: &[u8]) -> Result<Option<Range>, CUresult> {
+    let name = CStr::from_bytes_with_nul(name).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+    let found = session.objects.image(image)?.managed.get(name);
+    Ok(found.map(|(start, len)| Range {
+        start: *start,
+        len: *len,
+    }))
+}
+
+/// Whether [`image_load`] makes the driver load a module: not if a loaded instance can be reused.
+/// Libraries are loaded on first use.
+pub fn loads_module(session: &mut Session, shared: &Shared, message: Incoming<'_>) -> bool {
+    let Ok(body) = message.body::<ImageLoad>() else {
+        return false;
+    };
+    if Handle(body.image).kind() == Some(Kind::Library) {
+        return false;
+    }
+    let (device, options) = (
+        shared.gpu.device(body.device),
+        message.behind::<ImageLoad>(),
+    );
+    let (Ok(device), Ok(options)) = (device, options) else {
+        return false;
+    };
+    let family = Family::of(&body, device.ordinal, session.side, &options);
+    forget_offer(session, shared);
+    // Held until the message is executed, so that the instance is not unloaded meanwhile.
+    session.flow.offered =
+        family.and_then(|family| shared.images.families.offer(&shared.images, &family));
+    session.flow.offered.is_none() && prepare_ahead(session, shared, &body, message)
+}
+
+/// Prepares a load before its quiescent point, except for the driver call. Returns whether there is anything to
+/// load.
+fn prepare_ahead(
+    session: &mut Session,
+    shared: &Shared,
+    body: &ImageLoad,
+    message: Incoming<'_>,
+) -> bool {
+    let done = session
+        .flow
+        .prepared
+        .take_if(|done| done.is_for(body, message));
+    let prepared = done.unwrap_or_else(|| {
+        session.go_away(&shared.gpu);
+        let outcome = take_in(session, shared, body, message);
+        session.come_back();
+        Prepared::new(body, message, outcome)
+    });
+    let outcome = prepared.outcome.as_ref();
+    let is_ready = outcome.is_ok_and(|ready| !ready.lacks_memory(body));
+    session.flow.prepared = Some(prepared);
+    is_ready
+}
+
+/// Receives the image from the client, and determines the memory that loading it takes.
+fn take_in(
+    session: &Session,
+    shared: &Shared,
+    body: &ImageLoad,
+    message: Incoming<'_>,
+) -> Result<Ready, CallError> {
+    let content = match message.token {
+        0 => shared
+            .images
+            .cache
+            .get(&body.hash, &session.flow.sent)
+            .ok_or(CUDA_ERROR_NOT_FOUND)?,
+        token => {
+            let fd = receive_descriptor(session, token)?;
+            let sent = &session.flow.sent;
+            shared
                 .images
                 .cache
-                .get(&body.hash, &self.flow.sent)
-                .ok_or(CUDA_ERROR_NOT_FOUND)?,
-            token => {
-                let fd = self.receive_descriptor(token)?;
-                let sent = &self.flow.sent;
-                shared
-                    .images
-                    .cache
-                    .receive(fd.as_fd(), body.len, &body.hash, sent)?
-            }
-        };
-        // Only after the descriptor has been received: the next message must find its own.
-        let charge = self.image_charge(shared, body.device, &content)?;
-        let calls = shared.images.calls(&body.hash, &content);
-        let (content, managed) = match calls.managed {
-            true => self.with_managed_memory(shared, body, content)?,
-            false => (content, None),
-        };
-        // Analyzes the image in advance, so that the result is there when it is loaded.
-        shared.images.variables_of(content.hash(), &content);
-        Ok(Ready {
-            content,
+                .receive(fd.as_fd(), body.len, &body.hash, sent)?
+        }
+    };
+    // Only after the descriptor has been received: the next message must find its own.
+    let charge = image_charge(session, shared, body.device, &content)?;
+    let calls = shared.images.calls(&body.hash, &content);
+    let (content, managed) = match calls.managed {
+        true => with_managed_memory(session, shared, body, content)?,
+        false => (content, None),
+    };
+    // Analyzes the image in advance, so that the result is there when it is loaded.
+    shared.images.variables_of(content.hash(), &content);
+    Ok(Ready {
+        content,
+        charge,
+        calls,
+        managed,
+    })
+}
+
+/// Returns the offered instance, once it has been used or is not wanted any more.
+pub fn forget_offer(session: &mut Session, shared: &Shared) {
+    if let Some(offered) = session.flow.offered.take() {
+        instances::let_go(&shared.images, offered);
+    }
+}
+
+/// Charges the memory that an image takes on its device; clients that share it are charged as if each had its own.
+/// Its length alone says little: a variable of 512 MiB that begins with zeros takes a few bytes of it. If the
+/// content does not reveal the size, the driver's numbers are used, as a last resort, because they may include
+/// simultaneous allocations by others.
+fn image_charge(
+    session: &Session,
+    shared: &Shared,
+    device: u32,
+    content: &Content,
+) -> Result<ImageCharge, CUresult> {
+    let ordinal = shared.gpu.device(device)?.ordinal;
+    let memory = Memory::Device(ordinal);
+    let len = content.len() as u64;
+    let charge = session.account.take(memory, len)?;
+    if session.account.left(memory) == u64::MAX {
+        return Ok(ImageCharge {
             charge,
-            calls,
-            managed,
-        })
-    }
-
-    /// Returns the offered instance, once it has been used or is not wanted any more.
-    pub fn forget_offer(&mut self, shared: &Shared) {
-        if let Some(offered) = self.flow.offered.take() {
-            instances::let_go(&shared.images, offered);
-        }
-    }
-
-    /// Charges the memory that an image takes on its device; clients that share it are charged as if each had its own.
-    /// Its length alone says little: a variable of 512 MiB that begins with zeros takes a few bytes of it. If the
-    /// content does not reveal the size, the driver's numbers are used, as a last resort, because they may include
-    /// simultaneous allocations by others.
-    fn image_charge(
-        &self,
-        shared: &Shared,
-        device: u32,
-        content: &Content,
-    ) -> Result<ImageCharge, CUresult> {
-        let ordinal = shared.gpu.device(device)?.ordinal;
-        let memory = Memory::Device(ordinal);
-        let len = content.len() as u64;
-        let charge = self.account.take(memory, len)?;
-        if self.account.left(memory) == u64::MAX {
-            return Ok(ImageCharge {
-                charge,
-                is_whole: true,
-            });
-        }
-        let arch = shared.gpu.device(device)?.capability;
-        let found = footprint(&content[..content.len() - 1], arch);
-        let mut all = ImageCharge {
-            charge,
-            is_whole: found.is_some(),
-        };
-        all.charge
-            .resize(found.map_or(len, |found| found.max(len)))?;
-        Ok(all)
-    }
-
-    /// Receives the descriptor that the client sent ahead of the message with this token.
-    pub fn receive_descriptor(&self, token: u64) -> Result<Stranger, CallError> {
-        let mut note = DescriptorNote::new_zeroed();
-        let uid = self.shared.info.uid;
-        if !closers::has_room(uid) {
-            let why = "too many descriptors of its user do not close";
-            return Err(CallError::Violation(why.into()));
-        }
-        let (len, fds) =
-            closers::receive(self.shared.socket(), note.as_mut_bytes(), uid).map_err(|error| {
-                CallError::Violation(format!("no descriptor for token {token}: {error}"))
-            })?;
-        let expected = len == size_of::<DescriptorNote>() && note.token == token;
-        match (expected, <[Stranger; 1]>::try_from(fds)) {
-            (true, Ok([fd])) => Ok(fd),
-            _ => Err(CallError::Violation(format!(
-                "descriptor packet does not match token {token}"
-            ))),
-        }
-    }
-
-    /// `cuModuleUnload`, `cuLibraryUnload`: the handles become invalid immediately; the driver's object is unloaded at
-    /// a quiescent point, because unloading waits for other clients' work.
-    pub fn image_unload(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        self.note_left(shared, body.object);
-        let mut image = match Handle(body.object).kind() {
-            Some(Kind::Library) => self.objects.libraries.remove(body.object)?,
-            _ => self.objects.images.remove(body.object)?,
-        };
-        self.end_runs(shared);
-        // Programs unload their images one after the other when they end.
-        if self.is_drained(&shared.gpu) {
-            image.note_drained();
-        }
-        // Objects found in the image must not be used any more, because the driver is about to destroy them.
-        self.objects
-            .functions
-            .retain(|function| function.image != body.object);
-        self.forget_variables(|global| global.image == body.object);
-        self.lasting.saved.forget(body.object);
-        self.objects
-            .texture_references
-            .retain(|reference| reference.image != body.object);
-        self.objects
-            .surface_references
-            .retain(|reference| reference.image != body.object);
-        if let Some(image) = self.objects.graphs.keep_image(body.object, image) {
-            shared.images.discard(image);
-        }
-        Ok(())
-    }
-
-    /// Notes whether kernels of an image that is about to be unloaded may have stored addresses. The values of its
-    /// variables end with it.
-    fn note_left(&mut self, shared: &Shared, handle: u64) {
-        let mut functions = self.objects.functions.iter();
-        let may_have_run =
-            self.flow.counts.launches > 0 && functions.any(|function| function.image == handle);
-        let leaves = self.image(handle).is_ok_and(|image| {
-            image.is_loaded() && shared.images.may_leave_addresses(image.content())
+            is_whole: true,
         });
-        self.flow.left_images |= may_have_run && leaves;
     }
+    let arch = shared.gpu.device(device)?.capability;
+    let found = footprint(&content[..content.len() - 1], arch);
+    let mut all = ImageCharge {
+        charge,
+        is_whole: found.is_some(),
+    };
+    all.charge
+        .resize(found.map_or(len, |found| found.max(len)))?;
+    Ok(all)
+}
 
-    /// Forgets the functions and variables of a library on one device, where the client's context has ended.
-    pub fn image_leave(&mut self, shared: &Shared, body: Named) -> Result<(), CallError> {
-        let over = shared.gpu.device(body.device)?.ordinal;
-        self.end_runs(shared);
-        self.note_left(shared, body.parent);
-        self.objects.libraries.get_mut(body.parent)?.leave(over);
-        let left = |image: u64, device: Ordinal| image == body.parent && device == over;
-        self.objects
-            .functions
-            .retain(|function| !left(function.image, function.device));
-        self.forget_variables(|global| left(global.image, global.device));
-        Ok(())
+/// Receives the descriptor that the client sent ahead of the message with this token.
+pub fn receive_descriptor(session: &Session, token: u64) -> Result<Stranger, CallError> {
+    let mut note = DescriptorNote::new_zeroed();
+    let uid = session.shared.info.uid;
+    if !closers::has_room(uid) {
+        let why = "too many descriptors of its user do not close";
+        return Err(CallError::Violation(why.into()));
     }
+    let (len, fds) =
+        closers::receive(session.shared.socket(), note.as_mut_bytes(), uid).map_err(|error| {
+            CallError::Violation(format!("no descriptor for token {token}: {error}"))
+        })?;
+    let expected = len == size_of::<DescriptorNote>() && note.token == token;
+    match (expected, <[Stranger; 1]>::try_from(fds)) {
+        (true, Ok([fd])) => Ok(fd),
+        _ => Err(CallError::Violation(format!(
+            "descriptor packet does not match token {token}"
+        ))),
+    }
+}
 
-    /// Forgets variables that the client must not use any more.
-    fn forget_variables(&mut self, gone: impl Fn(&Global) -> bool) {
-        let gone = self
-            .objects
-            .globals
+/// `cuModuleUnload`, `cuLibraryUnload`: the handles become invalid immediately; the driver's object is unloaded at
+/// a quiescent point, because unloading waits for other clients' work.
+pub fn image_unload(session: &mut Session, shared: &Shared, body: Object) -> Result<(), CallError> {
+    note_left(session, shared, body.object);
+    let mut image = match Handle(body.object).kind() {
+        Some(Kind::Library) => session.objects.libraries.remove(body.object)?,
+        _ => session.objects.images.remove(body.object)?,
+    };
+    session.end_runs(shared);
+    // Programs unload their images one after the other when they end.
+    if session.is_drained(&shared.gpu) {
+        image.note_drained();
+    }
+    // Objects found in the image must not be used any more, because the driver is about to destroy them.
+    session
+        .objects
+        .functions
+        .retain(|function| function.image != body.object);
+    forget_variables(session, |global| global.image == body.object);
+    session.lasting.saved.forget(body.object);
+    session
+        .objects
+        .texture_references
+        .retain(|reference| reference.image != body.object);
+    session
+        .objects
+        .surface_references
+        .retain(|reference| reference.image != body.object);
+    if let Some(image) = session.objects.graphs.keep_image(body.object, image) {
+        shared.images.discard(image);
+    }
+    Ok(())
+}
+
+/// Notes whether kernels of an image that is about to be unloaded may have stored addresses. The values of its
+/// variables end with it.
+fn note_left(session: &mut Session, shared: &Shared, handle: u64) {
+    let mut functions = session.objects.functions.iter();
+    let may_have_run =
+        session.flow.counts.launches > 0 && functions.any(|function| function.image == handle);
+    let leaves = session
+        .objects
+        .image(handle)
+        .is_ok_and(|image| image.is_loaded() && shared.images.may_leave_addresses(image.content()));
+    session.flow.left_images |= may_have_run && leaves;
+}
+
+/// Forgets the functions and variables of a library on one device, where the client's context has ended.
+pub fn image_leave(session: &mut Session, shared: &Shared, body: Named) -> Result<(), CallError> {
+    let over = shared.gpu.device(body.device)?.ordinal;
+    session.end_runs(shared);
+    note_left(session, shared, body.parent);
+    session.objects.libraries.get_mut(body.parent)?.leave(over);
+    let left = |image: u64, device: Ordinal| image == body.parent && device == over;
+    session
+        .objects
+        .functions
+        .retain(|function| !left(function.image, function.device));
+    forget_variables(session, |global| left(global.image, global.device));
+    Ok(())
+}
+
+/// Forgets variables that the client must not use any more.
+fn forget_variables(session: &mut Session, gone: impl Fn(&Global) -> bool) {
+    let gone = session
+        .objects
+        .globals
+        .iter()
+        .filter(|(_, global)| gone(global));
+    let gone: Vec<u64> = gone.map(|(start, _)| *start).collect();
+    for start in gone {
+        session.objects.globals.remove(&start);
+        let moved = session
+            .lasting
+            .moved
             .iter()
-            .filter(|(_, global)| gone(global));
-        let gone: Vec<u64> = gone.map(|(start, _)| *start).collect();
-        for start in gone {
-            self.objects.globals.remove(&start);
-            let moved = self
-                .lasting
-                .moved
-                .iter()
-                .filter(|(_, (_, now))| *now == start);
-            let mut known: Vec<u64> = moved.map(|(known, _)| *known).collect();
-            // The client may have asked for the variable again since, and learned its present address.
-            known.push(start);
-            for known in known {
-                self.lasting.moved.remove(&known);
-                self.describe_gone::<Variable>(known);
-            }
+            .filter(|(_, (_, now))| *now == start);
+        let mut known: Vec<u64> = moved.map(|(known, _)| *known).collect();
+        // The client may have asked for the variable again since, and learned its present address.
+        known.push(start);
+        for known in known {
+            session.lasting.moved.remove(&known);
+            session.describe_gone::<Variable>(known);
         }
-        self.note_span();
     }
+    session.note_span();
+}
 
-    /// Ensures that an image is not shared with other clients. Returns whether it was until now.
-    ///
-    /// # Errors
-    /// Driver errors of loading it again.
-    pub fn separate(&mut self, shared: &Shared, handle: u64) -> Result<bool, CUresult> {
-        if !self.image(handle)?.may_be_shared() {
-            return Ok(false);
-        }
-        self.end_runs(shared);
-        let image = match Handle(handle).kind() {
-            Some(Kind::Library) => self.objects.libraries.get_mut(handle)?,
-            _ => self.objects.images.get_mut(handle)?,
-        };
-        let moved = image.separate(&shared.images)?;
-        let mine = |function: &&mut Function| function.image == handle;
-        for function in self.objects.functions.iter_mut().filter(mine) {
-            function.raw = image.take(&shared.images, &function.key)?;
-            function.taken = true;
-        }
-        Ok(moved)
+/// Ensures that an image is not shared with other clients. Returns whether it was until now.
+///
+/// # Errors
+/// Driver errors of loading it again.
+pub fn separate(session: &mut Session, shared: &Shared, handle: u64) -> Result<bool, CUresult> {
+    if !session.objects.image(handle)?.may_be_shared() {
+        return Ok(false);
     }
+    session.end_runs(shared);
+    let image = match Handle(handle).kind() {
+        Some(Kind::Library) => session.objects.libraries.get_mut(handle)?,
+        _ => session.objects.images.get_mut(handle)?,
+    };
+    let moved = image.separate(&shared.images)?;
+    let mine = |function: &&mut Function| function.image == handle;
+    for function in session.objects.functions.iter_mut().filter(mine) {
+        function.raw = image.take(&shared.images, &function.key)?;
+        function.taken = true;
+    }
+    Ok(moved)
+}
 
-    /// The image behind a handle, to be changed.
-    pub fn image_mut(&mut self, handle: u64) -> Result<&mut Image, CUresult> {
-        match Handle(handle).kind() {
-            Some(Kind::Library) => self.objects.libraries.get_mut(handle),
-            _ => self.objects.images.get_mut(handle),
-        }
-    }
+/// The driver's object of a module, or of a library on a device; the device; and whether its kernels print. Makes
+/// the device's context current.
+pub fn image_ready(
+    session: &Session,
+    shared: &Shared,
+    handle: u64,
+    device: u32,
+) -> Result<(Raw, Ordinal, bool), CUresult> {
+    let image = session.objects.image(handle)?;
+    let device = device_of(session, shared, handle, device)?;
+    shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
+    Ok((image.raw(), device, image.calls.prints))
+}
 
-    /// The image behind a handle, for reading.
-    pub fn image(&self, handle: u64) -> Result<&Image, CUresult> {
-        match Handle(handle).kind() {
-            Some(Kind::Library) => self.objects.libraries.get(handle),
-            _ => self.objects.images.get(handle),
-        }
+/// The device of a module; for a library, the device that the client names.
+pub fn device_of(
+    session: &Session,
+    shared: &Shared,
+    handle: u64,
+    device: u32,
+) -> Result<Ordinal, CUresult> {
+    let image = session.objects.image(handle)?;
+    match image.raw() {
+        Raw::Module(_) => Ok(image.device),
+        Raw::Library(_) => Ok(shared.gpu.device(device)?.ordinal),
     }
+}
 
-    /// The driver's object of a module, or of a library on a device; the device; and whether its kernels print. Makes
-    /// the device's context current.
-    pub fn image_ready(
-        &self,
-        shared: &Shared,
-        handle: u64,
-        device: u32,
-    ) -> Result<(Raw, Ordinal, bool), CUresult> {
-        let image = self.image(handle)?;
-        let device = self.device_of(shared, handle, device)?;
-        shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
-        Ok((image.raw(), device, image.calls.prints))
+/// `cuModuleGetGlobal`, `cuLibraryGetGlobal`.
+pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>) -> Reply {
+    let Call { body, message } = call;
+    let name = message.name::<Named>()?;
+    let look = |raw: Raw| {
+        let (mut start, mut len, name) = (0, 0, name.as_ptr().cast());
+        let (driver, start_at, len_at) = (&shared.gpu.driver, &mut start, &mut len);
+        match raw {
+            Raw::Module(module) => driver.module_get_global(start_at, len_at, module, name)?,
+            Raw::Library(library) => driver.library_get_global(start_at, len_at, library, name)?,
+        }
+        Ok::<_, CUresult>((start, len))
+    };
+    if let Some(managed) = managed_variable(session, body.parent, &name)? {
+        return Ok(managed.as_bytes().to_vec());
     }
+    let (raw, device, _) = image_ready(session, shared, body.parent, body.device)?;
+    let mut found = look(raw)?;
+    session
+        .objects
+        .image(body.parent)?
+        .note_loaded(&shared.images, device);
+    if separate(session, shared, body.parent)? {
+        let (raw, ..) = image_ready(session, shared, body.parent, body.device)?;
+        found = look(raw)?;
+        session
+            .objects
+            .image(body.parent)?
+            .note_loaded(&shared.images, device);
+    }
+    let (start, len) = found;
+    let known = session.objects.globals.get(&start);
+    let global = Global {
+        len: len as u64,
+        image: body.parent,
+        device,
+        used: Cell::new(known.is_some_and(|known| known.used.get())),
+    };
+    // A restored session also uses addresses of the previous server, with which a new variable must not overlap.
+    if session.lasting.kept {
+        session.check_new_address(start, global.len)?;
+    }
+    session.objects.globals.insert(start, global);
+    session.note_span();
+    describe_variable(session, start, message);
+    look_ahead(session, shared, body.parent, device);
+    Ok(Range {
+        start,
+        len: len as u64,
+    }
+    .as_bytes()
+    .to_vec())
+}
 
-    /// The device of a module; for a library, the device that the client names.
-    pub fn device_of(
-        &self,
-        shared: &Shared,
-        handle: u64,
-        device: u32,
-    ) -> Result<Ordinal, CUresult> {
-        let image = self.image(handle)?;
-        match image.raw() {
-            Raw::Module(_) => Ok(image.device),
-            Raw::Library(_) => Ok(shared.gpu.device(device)?.ordinal),
-        }
+/// `cuLibraryGetManaged`. The driver's managed memory is in this process only: of such a variable, the address is 0.
+pub fn get_managed(session: &mut Session, shared: &Shared, call: Call<'_, Named>) -> Reply {
+    let Call { body, message } = call;
+    let name = message.name::<Named>()?;
+    let Raw::Library(library) = session.objects.libraries.get(body.parent)?.raw() else {
+        return Err(CUDA_ERROR_INVALID_HANDLE.into());
+    };
+    if let Some(managed) = managed_variable(session, body.parent, &name)? {
+        return Ok(managed.as_bytes().to_vec());
     }
+    shared.gpu.use_any_device();
+    let (mut start, mut len) = (0, 0);
+    let name = name.as_ptr().cast();
+    let image = &shared.gpu.driver.image;
+    image.library_get_managed(&mut start, &mut len, library, name)?;
+    let len = len as u64;
+    Ok(Range { start: 0, len }.as_bytes().to_vec())
+}
 
-    /// `cuModuleGetGlobal`, `cuLibraryGetGlobal`.
-    pub fn get_global(&mut self, shared: &Shared, call: Call<'_, Named>) -> Reply {
-        let Call { body, message } = call;
-        let name = message.name::<Named>()?;
-        let look = |raw: Raw| {
-            let (mut start, mut len, name) = (0, 0, name.as_ptr().cast());
-            let (driver, start_at, len_at) = (&shared.gpu.driver, &mut start, &mut len);
-            match raw {
-                Raw::Module(module) => driver.module_get_global(start_at, len_at, module, name)?,
-                Raw::Library(library) => {
-                    driver.library_get_global(start_at, len_at, library, name)?
-                }
-            }
-            Ok::<_, CUresult>((start, len))
-        };
-        if let Some(managed) = self.managed_variable(body.parent, &name)? {
-            return Ok(managed.as_bytes().to_vec());
-        }
-        let (raw, device, _) = self.image_ready(shared, body.parent, body.device)?;
-        let mut found = look(raw)?;
-        self.image(body.parent)?.note_loaded(&shared.images, device);
-        if self.separate(shared, body.parent)? {
-            let (raw, ..) = self.image_ready(shared, body.parent, body.device)?;
-            found = look(raw)?;
-            self.image(body.parent)?.note_loaded(&shared.images, device);
-        }
-        let (start, len) = found;
-        let known = self.objects.globals.get(&start);
-        let global = Global {
-            len: len as u64,
-            image: body.parent,
-            device,
-            used: Cell::new(known.is_some_and(|known| known.used.get())),
-        };
-        // A restored session also uses addresses of the previous server, with which a new variable must not overlap.
-        if self.lasting.kept {
-            self.check_new_address(start, global.len)?;
-        }
-        self.objects.globals.insert(start, global);
-        self.note_span();
-        self.describe_variable(start, message);
-        self.look_ahead(shared, body.parent, device);
-        Ok(Range {
-            start,
-            len: len as u64,
-        }
-        .as_bytes()
-        .to_vec())
+/// `cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`: the number of functions, and their names.
+pub fn enumerate_functions(session: &mut Session, shared: &Shared, body: Named) -> Reply {
+    let image = session.objects.image(body.parent)?;
+    match image.raw() {
+        Raw::Module(_) => shared.gpu.devices[image.device].make_current(&shared.gpu.driver)?,
+        Raw::Library(_) => shared.gpu.use_any_device(),
     }
-
-    /// `cuLibraryGetManaged`. The driver's managed memory is in this process only: of such a variable, the address is 0.
-    pub fn get_managed(&mut self, shared: &Shared, call: Call<'_, Named>) -> Reply {
-        let Call { body, message } = call;
-        let name = message.name::<Named>()?;
-        let Raw::Library(library) = self.objects.libraries.get(body.parent)?.raw() else {
-            return Err(CUDA_ERROR_INVALID_HANDLE.into());
-        };
-        if let Some(managed) = self.managed_variable(body.parent, &name)? {
-            return Ok(managed.as_bytes().to_vec());
-        }
-        shared.gpu.use_any_device();
-        let (mut start, mut len) = (0, 0);
-        let name = name.as_ptr().cast();
-        let image = &shared.gpu.driver.image;
-        image.library_get_managed(&mut start, &mut len, library, name)?;
-        let len = len as u64;
-        Ok(Range { start: 0, len }.as_bytes().to_vec())
+    let names = image.names(&shared.images)?;
+    let mut payload = number(names.len() as u64);
+    for name in names {
+        payload.extend_from_slice(name.to_bytes_with_nul());
     }
-
-    /// `cuModuleEnumerateFunctions`, `cuLibraryEnumerateKernels`: the number of functions, and their names.
-    pub fn enumerate_functions(&mut self, shared: &Shared, body: Named) -> Reply {
-        let image = self.image(body.parent)?;
-        match image.raw() {
-            Raw::Module(_) => shared.gpu.devices[image.device].make_current(&shared.gpu.driver)?,
-            Raw::Library(_) => shared.gpu.use_any_device(),
-        }
-        let names = image.names(&shared.images)?;
-        let mut payload = super::value(names.len() as u64);
-        for name in names {
-            payload.extend_from_slice(name.to_bytes_with_nul());
-        }
-        Ok(payload)
-    }
+    Ok(payload)
 }
 
 /// The message that told the client the address of a variable.
@@ -591,7 +591,7 @@ impl Lasting for Variable {
     ) -> Result<(), Lost> {
         let message = Incoming::copied(Op::GetGlobal, 0, &message);
         let mut found = || -> Result<Range, CallError> {
-            let range = session.get_global(making.shared, message.decode()?)?;
+            let range = get_global(session, making.shared, message.decode()?)?;
             let range = Range::read_from_bytes(&range);
             Ok(range.map_err(|_| CUDA_ERROR_INVALID_VALUE)?)
         };
@@ -605,11 +605,9 @@ impl Lasting for Variable {
     }
 }
 
-impl Session {
-    /// Describes a variable of which the client learned the address by this message.
-    pub fn describe_variable(&mut self, start: u64, message: Incoming<'_>) {
-        self.describe::<Variable>(start, &message.whole());
-    }
+/// Describes a variable of which the client learned the address by this message.
+pub fn describe_variable(session: &mut Session, start: u64, message: Incoming<'_>) {
+    session.describe::<Variable>(start, &message.whole());
 }
 
 #[cfg(test)]
@@ -686,7 +684,7 @@ mod tests {
                 ..test.load(Kind::Module)
             };
             // The descriptor that `load` sent is for another load.
-            let _ = test.session.receive_descriptor(7);
+            let _ = receive_descriptor(&test.session, 7);
             test.sends(sealed(content));
             let status = test.status(Op::ImageLoad, &body, &[]);
             assert_eq!(status, CUDA_ERROR_INVALID_IMAGE, "{content:x?}");
@@ -703,7 +701,7 @@ mod tests {
             test.load(Kind::Module);
             assert!(test.is_violation(Op::ImageLoad, &body, &[]), "{options}");
         }
-        let _ = test.session.receive_descriptor(7);
+        let _ = receive_descriptor(&test.session, 7);
         test.claims_descriptor();
         assert!(test.is_violation(Op::ImageLoad, &good, &[]));
         assert_eq!((test.calls(), test.held(), images(&test)), (0, 0, 0));

@@ -1,12 +1,15 @@
 //! Memory shared between sessions, with other programs, with files, and between devices.
 
-use super::Reply;
+use super::reply::Reply;
 use crate::engine::base::account::{Home, Memory};
 use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side;
-use crate::engine::calls::virtual_memory::may_be_exported_memory;
+use crate::engine::calls::memory::{finish_releases, pin};
+use crate::engine::calls::module::receive_descriptor;
+use crate::engine::calls::pool;
+use crate::engine::calls::virtual_memory::{may_be_exported_memory, send_descriptor};
 use crate::engine::gpu::devices::Grant;
 use crate::engine::lasting::memory as lasting;
 use crate::engine::objects::files::{Payment, bytes_mapped};
@@ -25,416 +28,421 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, atomic};
 use zerocopy::{FromBytes, IntoBytes};
 
-impl Session {
-    fn who(&self) -> (u64, u32) {
-        (self.shared.info.session, self.shared.info.uid)
-    }
+fn who(session: &Session) -> (u64, u32) {
+    (session.shared.info.session, session.shared.info.uid)
+}
 
-    /// `cuIpcGetMemHandle` of an allocation of the client, which lies in one grant.
-    pub fn ipc_share(&mut self, shared: &Shared, body: Range) -> Reply {
-        let who = self.who();
-        let grant = match self.objects.grants.range(..=body.start).next_back() {
-            Some((start, grant))
-                if body.len > 0
-                    && body.start - start < grant.len
-                    && body.len <= grant.len - (body.start - start) =>
-            {
-                grant
-            }
-            _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
-        };
-        self.keep_in_place(grant);
-        let range = (body.start, body.len);
-        let handle = self
+/// `cuIpcGetMemHandle` of an allocation of the client, which lies in one grant.
+pub fn ipc_share(session: &mut Session, shared: &Shared, body: Range) -> Reply {
+    let who = who(session);
+    let grant = match session.objects.grants.range(..=body.start).next_back() {
+        Some((start, grant))
+            if body.len > 0
+                && body.start - start < grant.len
+                && body.len <= grant.len - (body.start - start) =>
+        {
+            grant
+        }
+        _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
+    };
+    keep_in_place(session, grant);
+    let range = (body.start, body.len);
+    let handle = session
+        .objects
+        .sharing
+        .share(&shared.roster.shares, who, range, grant)?;
+    Ok(handle.to_vec())
+}
+
+/// Memory that another session or process may use does not move to host memory.
+fn keep_in_place(session: &Session, grant: &Grant) {
+    if grant.note_stays() && !arena::is_managed(grant.start) {
+        let suspension = &session.shared.suspension;
+        suspension.take_movable(grant.device, grant.len);
+    }
+}
+
+/// Revokes the handle of an allocation that has been freed.
+pub fn ipc_forget(session: &mut Session, shared: &Shared, body: Object) -> Result<(), CallError> {
+    session
+        .objects
+        .sharing
+        .forget(&shared.roster.shares, body.object);
+    Ok(())
+}
+
+/// `cuIpcOpenMemHandle`.
+pub fn ipc_open(session: &mut Session, shared: &Shared, body: IpcOpen) -> Reply {
+    let user = shared.gpu.device(body.device)?;
+    user.make_current(&shared.gpu.driver)?;
+    let mut handle = [0; 64];
+    handle.copy_from_slice(body.handle.as_bytes());
+    let who = who(session);
+    let (start, len, grant) =
+        session
             .objects
             .sharing
-            .share(&shared.roster.shares, who, range, grant)?;
-        Ok(handle.to_vec())
+            .open(&shared.roster.shares, who, &session.account, &handle)?;
+    if grant.device != user.ordinal
+        && let Err(status) = user.may_use(&shared.gpu.driver, &grant)
+    {
+        if let Ok(Some(grant)) = session.objects.sharing.close(start) {
+            grant.left_by(&session.account);
+        }
+        return Err(status.into());
     }
+    Ok(IpcOpened {
+        start,
+        len,
+        device: grant.device.into(),
+        pad: 0,
+    }
+    .as_bytes()
+    .to_vec())
+}
 
-    /// Memory that another session or process may use does not move to host memory.
-    fn keep_in_place(&self, grant: &Grant) {
-        if grant.note_stays() && !arena::is_managed(grant.start) {
-            let suspension = &self.shared.suspension;
-            suspension.take_movable(grant.device, grant.len);
+/// `cuIpcCloseMemHandle`.
+pub fn ipc_close(session: &mut Session, shared: &Shared, body: Object) -> Result<(), CallError> {
+    if let Some(grant) = session.objects.sharing.close(body.object)? {
+        grant.left_by(&session.account);
+        // If its owner has ended, the memory is freed here, after this session's work.
+        session.objects.releasing.push(grant);
+        finish_releases(session, shared);
+    }
+    Ok(())
+}
+
+/// `cuMemPoolExportToShareableHandle`: the driver's own descriptor.
+pub fn pool_export(
+    session: &mut Session,
+    shared: &Shared,
+    call: Call<'_, PhysicalExport>,
+) -> Reply {
+    let Call { body, message } = call;
+    let pool = pool::pool(session, shared, body.handle)?;
+    if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+        return Err(CUDA_ERROR_INVALID_VALUE.into());
+    }
+    let mut raw = -1;
+    let driver = &shared.gpu.driver.memory;
+    driver.pool_export(&mut raw, pool, body.kind, body.flags)?;
+    send_raw(session, message, raw)
+}
+
+/// Sends a descriptor that the driver opened.
+fn send_raw(session: &Session, message: Incoming<'_>, raw: i32) -> Reply {
+    if raw < 0 {
+        return Err(CUDA_ERROR_OPERATING_SYSTEM.into());
+    }
+    // SAFETY: the driver opened it for us.
+    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    send_descriptor(session, message.token, &fd, 0)?;
+    Ok(Vec::new())
+}
+
+/// `cuMemPoolImportFromShareableHandle`.
+pub fn pool_import(session: &mut Session, shared: &Shared, call: Call<'_, PoolImport>) -> Reply {
+    let Call { body, message } = call;
+    let fd = receive_descriptor(session, message.token)?;
+    // Handles of other kinds are structs: the driver would take the descriptor's number for a pointer.
+    if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !may_be_exported_memory(&fd) {
+        return Err(CUDA_ERROR_INVALID_VALUE.into());
+    }
+    let device = shared.gpu.device(body.device)?;
+    device.make_current(&shared.gpu.driver)?;
+    let mut raw = CUmemoryPool::NULL;
+    let driver = &shared.gpu.driver.memory;
+    driver.pool_import(&mut raw, fd.as_raw_fd() as usize, body.kind, body.flags)?;
+    if let Err(status) = session.objects.pools.add_imported(
+        &shared.gpu,
+        body.handle,
+        &session.account,
+        raw,
+        device.ordinal,
+    ) {
+        let _ = driver.pool_destroy(raw);
+        return Err(status.into());
+    }
+    Ok(Vec::new())
+}
+
+/// `cuMemPoolExportPointer` of an allocation of the session's.
+pub fn pool_export_pointer(session: &mut Session, shared: &Shared, body: Object) -> Reply {
+    let device = session.objects.pools.device_of(body.object);
+    let device = device.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
+    let mut data = CUmemPoolPtrExportData([0; 64]);
+    let driver = &shared.gpu.driver.memory;
+    driver.pool_export_pointer(&mut data, body.object)?;
+    Ok(data.0.to_vec())
+}
+
+/// `cuMemPoolImportPointer`. The driver checks that the allocation is of the pool that was imported.
+pub fn pool_import_pointer(
+    session: &mut Session,
+    shared: &Shared,
+    body: PoolImportPointer,
+) -> Reply {
+    let raw = pool::pool(session, shared, body.pool)?;
+    session.objects.pools.has_room()?;
+    let device = session.objects.pools.pools.get(body.pool)?.device;
+    let mut data = CUmemPoolPtrExportData([0; 64]);
+    data.0.copy_from_slice(body.data.as_bytes());
+    let mut start = 0;
+    let driver = &shared.gpu.driver.memory;
+    driver.pool_import_pointer(&mut start, raw, &mut data)?;
+    let (mut base, mut len) = (0, 0);
+    if let Err(status) = driver.mem_get_address_range(&mut base, &mut len, start) {
+        let _ = driver.pool_free(start, CUstream::NULL);
+        return Err(status.into());
+    }
+    let len = len as u64;
+    // Charged to the importer too: the exporter may free it first or end, which the server cannot detect.
+    let charge = session.account.take(Memory::Device(device), len);
+    let charge = charge.inspect_err(|_| {
+        let _ = driver.pool_free(start, CUstream::NULL);
+    })?;
+    session
+        .objects
+        .pools
+        .note((start, len), Some(charge), body.pool, device);
+    Ok(Range { start, len }.as_bytes().to_vec())
+}
+
+/// `cuMemHostRegister` of a file that the client maps.
+pub fn file_register(
+    session: &mut Session,
+    shared: &Shared,
+    call: Call<'_, FileRegister>,
+) -> Reply {
+    let Call { body, message } = call;
+    let managed = arena::is_managed(body.address);
+    // The descriptor can be received once only.
+    if managed && session.has_work_in_flight(&shared.gpu) {
+        return Err(CallError::Full);
+    }
+    let pin = match pin(session, shared, body.len) {
+        Err(CallError::Full) => return Err(CallError::Full),
+        pin => pin,
+    };
+    let fd = receive_descriptor(session, message.token)?;
+    let behind = message.behind::<FileRegister>()?;
+    let parts = parts(&body, &behind)?;
+    let device = shared.gpu.device(body.device)?;
+    if pin.is_err() {
+        // An invalid file is reported as such, however long it is said to be.
+        bytes_mapped(&fd, &parts, body.address)?;
+    }
+    let pin = pin?;
+    let place = shared.gpu.place_to_register(&session.shared.held_files)?;
+    let mut charge = session.account.take(Memory::Host, body.len)?;
+    if managed {
+        charge.set_managed(Some(Home::Host));
+        vacate(session, shared, &body)?;
+    }
+    let writable = body.flags & CU_MEMHOSTREGISTER_READ_ONLY == 0;
+    let driver = &shared.gpu.driver;
+    let paid = Payment { charge, pin, place };
+    let own = session.shared.clone();
+    let has_ended = || own.hung_up.load(atomic::Ordering::Relaxed);
+    let file = side::on_main(|| {
+        device.make_current(driver)?;
+        let arena = &shared.gpu.arena;
+        let wish = (body.address, writable);
+        arena.register_file(driver, &fd, &parts, wish, paid, &has_ended)
+    });
+    let file = file.map_err(|status| match managed {
+        // Its memory is gone.
+        true => CallError::Violation(format!(
+            "managed memory did not become host memory: {status}"
+        )),
+        false => status.into(),
+    })?;
+    let (start, len) = (file.start(), body.len);
+    session.objects.files.insert(start, file);
+    Ok(Range { start, len }.as_bytes().to_vec())
+}
+
+/// Frees the managed memory at the addresses of a file, which becomes its host memory.
+fn vacate(session: &mut Session, shared: &Shared, body: &FileRegister) -> Result<(), CallError> {
+    let grant = session.objects.grants.get(&body.address);
+    let grant = grant.filter(|grant| grant.len == body.len);
+    let ordinal = grant.ok_or(CUDA_ERROR_INVALID_VALUE)?.device;
+    let grant = session.objects.grants.remove(&body.address);
+    let grant = grant.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    grant.left_by(&session.account);
+    session.describe_gone::<lasting::Memory>(body.address);
+    // Managed memory is not shared with other sessions.
+    let grant = Arc::into_inner(grant).ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
+    let name = Name::numbered(keeper::Kind::Memory, grant.start);
+    shared.gpu.keeping.forget(name);
+    let vacated = shared.gpu.devices[ordinal].vacate(&shared.gpu.driver, grant);
+    vacated.map_err(|status| {
+        shared.gpu.note_status(status);
+        CallError::Violation(format!("managed memory was not freed: {status}"))
+    })
+}
+
+/// `cuMemHostUnregister` of a registered file, at a quiescent point.
+pub fn file_unregister(
+    session: &mut Session,
+    shared: &Shared,
+    body: Object,
+) -> Result<(), CallError> {
+    let file = session
+        .objects
+        .files
+        .remove(&body.object)
+        .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    shared.lanes.bury(Buried::File(file.leave()));
+    Ok(())
+}
+
+/// `cuMemGetHandleForAddressRange`.
+pub fn range_handle(session: &mut Session, shared: &Shared, call: Call<'_, RangeHandle>) -> Reply {
+    let Call { body, message } = call;
+    session.check_device(body.address, body.len)?;
+    let end = body.address.saturating_add(body.len);
+    for (_, grant) in session.objects.grants.range(..end) {
+        if grant.start + grant.len > body.address {
+            keep_in_place(session, grant);
         }
     }
-
-    /// Revokes the handle of an allocation that has been freed.
-    pub fn ipc_forget(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        self.objects
-            .sharing
-            .forget(&shared.roster.shares, body.object);
-        Ok(())
+    if body.kind != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
+        return Err(CUDA_ERROR_INVALID_VALUE.into());
     }
+    shared.gpu.use_any_device();
+    let mut raw = -1;
+    shared.gpu.driver.memory.mem_get_handle_for_range(
+        &mut raw,
+        body.address,
+        body.len as usize,
+        body.kind,
+        body.flags,
+    )?;
+    send_raw(session, message, raw)
+}
 
-    /// `cuIpcOpenMemHandle`.
-    pub fn ipc_open(&mut self, shared: &Shared, body: IpcOpen) -> Reply {
-        let user = shared.gpu.device(body.device)?;
-        user.make_current(&shared.gpu.driver)?;
-        let mut handle = [0; 64];
-        handle.copy_from_slice(body.handle.as_bytes());
-        let who = self.who();
-        let (start, len, grant) =
-            self.objects
-                .sharing
-                .open(&shared.roster.shares, who, &self.account, &handle)?;
-        if grant.device != user.ordinal
-            && let Err(status) = user.may_use(&shared.gpu.driver, &grant)
-        {
-            if let Ok(Some(grant)) = self.objects.sharing.close(start) {
-                grant.left_by(&self.account);
-            }
+/// `cuCtxEnablePeerAccess`, `cuCtxDisablePeerAccess`: whether a device may use this session's memory on another.
+pub fn peer_access(session: &mut Session, shared: &Shared, body: Peers) -> Reply {
+    let (owner, user) = (
+        shared.gpu.device(body.owner)?,
+        shared.gpu.device(body.user)?,
+    );
+    owner.make_current(&shared.gpu.driver)?;
+    user.make_current(&shared.gpu.driver)?;
+    let context = owner.context();
+    let (owner, user) = (owner.ordinal, user.ordinal);
+    if owner == user {
+        return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.into());
+    }
+    if body.enable == 0 {
+        // Existing mappings stay: they do no harm, and removing them would wait for work.
+        session.objects.peers.remove(&(owner, user));
+        return Ok(Vec::new());
+    }
+    // For memory that the server does not map itself: variables of modules.
+    if let Some(context) = context {
+        match shared.gpu.driver.memory.ctx_enable_peer_access(context, 0) {
+            Ok(()) | Err(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) => {}
+            Err(status) => return Err(status.into()),
+        }
+    }
+    session.objects.peers.insert((owner, user));
+    let starts: Vec<u64> = session.objects.grants.keys().copied().collect();
+    for start in starts {
+        if let Err(status) = session.objects.share_with_peers(&shared.gpu, start) {
+            // Mappings that have access already keep it: they do no harm.
+            session.objects.peers.remove(&(owner, user));
             return Err(status.into());
         }
-        Ok(IpcOpened {
-            start,
-            len,
-            device: grant.device.into(),
-            pad: 0,
-        }
-        .as_bytes()
-        .to_vec())
     }
+    Ok(Vec::new())
+}
 
-    /// `cuIpcCloseMemHandle`.
-    pub fn ipc_close(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        if let Some(grant) = self.objects.sharing.close(body.object)? {
-            grant.left_by(&self.account);
-            // If its owner has ended, the memory is freed here, after this session's work.
-            self.objects.releasing.push(grant);
-            self.finish_releases(shared);
-        }
-        Ok(())
+/// The device whose memory lies at an address of the session's.
+pub fn device_at(session: &Session, shared: &Shared, address: u64) -> Option<Ordinal> {
+    if arena::is_device(address) {
+        return shared.gpu.devices.of_address(address);
     }
+    session
+        .objects
+        .virtual_memory
+        .device_at(address)
+        .or_else(|| session.objects.pools.device_at(address))
+}
 
-    /// `cuMemPoolExportToShareableHandle`: the driver's own descriptor.
-    pub fn pool_export(&mut self, shared: &Shared, call: Call<'_, PhysicalExport>) -> Reply {
-        let Call { body, message } = call;
-        let pool = self.pool(shared, body.handle)?;
-        if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
-        }
-        let mut raw = -1;
-        let driver = &shared.gpu.driver.memory;
-        driver.pool_export(&mut raw, pool, body.kind, body.flags)?;
-        self.send_raw(message, raw)
+/// Copies between the memories of two devices with the driver's peer copy, which goes through host memory if the
+/// devices cannot reach each other. `None` unless the addresses belong to two devices.
+pub fn copy_between_devices(
+    session: &Session,
+    shared: &Shared,
+    (to, from): (u64, u64),
+    len: u64,
+    stream: CUstream,
+) -> Option<Result<(), CUresult>> {
+    let (there, here) = (
+        device_at(session, shared, to)?,
+        device_at(session, shared, from)?,
+    );
+    if there == here {
+        return None;
     }
+    let contexts = (
+        shared.gpu.devices[there].context()?,
+        shared.gpu.devices[here].context()?,
+    );
+    let (driver, len) = (&shared.gpu.driver.memory, len as usize);
+    Some(driver.memcpy_peer_async(to, contexts.0, from, contexts.1, len, stream))
+}
 
-    /// Sends a descriptor that the driver opened.
-    fn send_raw(&self, message: Incoming<'_>, raw: i32) -> Reply {
-        if raw < 0 {
-            return Err(CUDA_ERROR_OPERATING_SYSTEM.into());
-        }
-        // SAFETY: the driver opened it for us.
-        let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-        self.send_descriptor(message.token, &fd, 0)?;
-        Ok(Vec::new())
-    }
-
-    /// `cuMemPoolImportFromShareableHandle`.
-    pub fn pool_import(&mut self, shared: &Shared, call: Call<'_, PoolImport>) -> Reply {
-        let Call { body, message } = call;
-        let fd = self.receive_descriptor(message.token)?;
-        // Handles of other kinds are structs: the driver would take the descriptor's number for a pointer.
-        if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || !may_be_exported_memory(&fd) {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
-        }
-        let device = shared.gpu.device(body.device)?;
-        device.make_current(&shared.gpu.driver)?;
-        let mut raw = CUmemoryPool::NULL;
-        let driver = &shared.gpu.driver.memory;
-        driver.pool_import(&mut raw, fd.as_raw_fd() as usize, body.kind, body.flags)?;
-        if let Err(status) = self.objects.pools.add_imported(
-            &shared.gpu,
-            body.handle,
-            &self.account,
-            raw,
-            device.ordinal,
-        ) {
-            let _ = driver.pool_destroy(raw);
-            return Err(status.into());
-        }
-        Ok(Vec::new())
-    }
-
-    /// `cuMemPoolExportPointer` of an allocation of the session's.
-    pub fn pool_export_pointer(&mut self, shared: &Shared, body: Object) -> Reply {
-        let device = self.objects.pools.device_of(body.object);
-        let device = device.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
-        let mut data = CUmemPoolPtrExportData([0; 64]);
-        let driver = &shared.gpu.driver.memory;
-        driver.pool_export_pointer(&mut data, body.object)?;
-        Ok(data.0.to_vec())
-    }
-
-    /// `cuMemPoolImportPointer`. The driver checks that the allocation is of the pool that was imported.
-    pub fn pool_import_pointer(&mut self, shared: &Shared, body: PoolImportPointer) -> Reply {
-        let raw = self.pool(shared, body.pool)?;
-        self.objects.pools.has_room()?;
-        let device = self.objects.pools.pools.get(body.pool)?.device;
-        let mut data = CUmemPoolPtrExportData([0; 64]);
-        data.0.copy_from_slice(body.data.as_bytes());
-        let mut start = 0;
-        let driver = &shared.gpu.driver.memory;
-        driver.pool_import_pointer(&mut start, raw, &mut data)?;
-        let (mut base, mut len) = (0, 0);
-        if let Err(status) = driver.mem_get_address_range(&mut base, &mut len, start) {
-            let _ = driver.pool_free(start, CUstream::NULL);
-            return Err(status.into());
-        }
-        let len = len as u64;
-        // Charged to the importer too: the exporter may free it first or end, which the server cannot detect.
-        let charge = self.account.take(Memory::Device(device), len);
-        let charge = charge.inspect_err(|_| {
-            let _ = driver.pool_free(start, CUstream::NULL);
-        })?;
-        self.objects
-            .pools
-            .note((start, len), Some(charge), body.pool, device);
-        Ok(Range { start, len }.as_bytes().to_vec())
-    }
-
-    /// `cuMemHostRegister` of a file that the client maps.
-    pub fn file_register(&mut self, shared: &Shared, call: Call<'_, FileRegister>) -> Reply {
-        let Call { body, message } = call;
-        let managed = arena::is_managed(body.address);
-        // The descriptor can be received once only.
-        if managed && self.has_work_in_flight(&shared.gpu) {
-            return Err(CallError::Full);
-        }
-        let pin = match self.pin(shared, body.len) {
-            Err(CallError::Full) => return Err(CallError::Full),
-            pin => pin,
-        };
-        let fd = self.receive_descriptor(message.token)?;
-        let behind = message.behind::<FileRegister>()?;
-        let parts = parts(&body, &behind)?;
-        let device = shared.gpu.device(body.device)?;
-        if pin.is_err() {
-            // An invalid file is reported as such, however long it is said to be.
-            bytes_mapped(&fd, &parts, body.address)?;
-        }
-        let pin = pin?;
-        let place = shared.gpu.place_to_register(&self.shared.held_files)?;
-        let mut charge = self.account.take(Memory::Host, body.len)?;
-        if managed {
-            charge.set_managed(Some(Home::Host));
-            self.vacate(shared, &body)?;
-        }
-        let writable = body.flags & CU_MEMHOSTREGISTER_READ_ONLY == 0;
-        let driver = &shared.gpu.driver;
-        let paid = Payment { charge, pin, place };
-        let own = self.shared.clone();
-        let has_ended = || own.hung_up.load(atomic::Ordering::Relaxed);
-        let file = side::on_main(|| {
-            device.make_current(driver)?;
-            let arena = &shared.gpu.arena;
-            let wish = (body.address, writable);
-            arena.register_file(driver, &fd, &parts, wish, paid, &has_ended)
-        });
-        let file = file.map_err(|status| match managed {
-            // Its memory is gone.
-            true => CallError::Violation(format!(
-                "managed memory did not become host memory: {status}"
-            )),
-            false => status.into(),
-        })?;
-        let (start, len) = (file.start(), body.len);
-        self.objects.files.insert(start, file);
-        Ok(Range { start, len }.as_bytes().to_vec())
-    }
-
-    /// Frees the managed memory at the addresses of a file, which becomes its host memory.
-    fn vacate(&mut self, shared: &Shared, body: &FileRegister) -> Result<(), CallError> {
-        let grant = self.objects.grants.get(&body.address);
-        let grant = grant.filter(|grant| grant.len == body.len);
-        let ordinal = grant.ok_or(CUDA_ERROR_INVALID_VALUE)?.device;
-        let grant = self.objects.grants.remove(&body.address);
-        let grant = grant.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        grant.left_by(&self.account);
-        self.describe_gone::<lasting::Memory>(body.address);
-        // Managed memory is not shared with other sessions.
-        let grant = Arc::into_inner(grant).ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
-        let name = Name::numbered(keeper::Kind::Memory, grant.start);
-        shared.gpu.keeping.forget(name);
-        let vacated = shared.gpu.devices[ordinal].vacate(&shared.gpu.driver, grant);
-        vacated.map_err(|status| {
-            shared.gpu.note_status(status);
-            CallError::Violation(format!("managed memory was not freed: {status}"))
-        })
-    }
-
-    /// `cuMemHostUnregister` of a registered file, at a quiescent point.
-    pub fn file_unregister(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        let file = self
-            .objects
-            .files
-            .remove(&body.object)
-            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        shared.lanes.bury(Buried::File(file.leave()));
-        Ok(())
-    }
-
-    /// `cuMemGetHandleForAddressRange`.
-    pub fn range_handle(&mut self, shared: &Shared, call: Call<'_, RangeHandle>) -> Reply {
-        let Call { body, message } = call;
-        self.check_device(body.address, body.len)?;
-        let end = body.address.saturating_add(body.len);
-        for (_, grant) in self.objects.grants.range(..end) {
-            if grant.start + grant.len > body.address {
-                self.keep_in_place(grant);
-            }
-        }
-        if body.kind != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
-        }
-        shared.gpu.use_any_device();
-        let mut raw = -1;
-        shared.gpu.driver.memory.mem_get_handle_for_range(
-            &mut raw,
-            body.address,
-            body.len as usize,
-            body.kind,
-            body.flags,
-        )?;
-        self.send_raw(message, raw)
-    }
-
-    /// `cuCtxEnablePeerAccess`, `cuCtxDisablePeerAccess`: whether a device may use this session's memory on another.
-    pub fn peer_access(&mut self, shared: &Shared, body: Peers) -> Reply {
-        let (owner, user) = (
-            shared.gpu.device(body.owner)?,
-            shared.gpu.device(body.user)?,
-        );
-        owner.make_current(&shared.gpu.driver)?;
-        user.make_current(&shared.gpu.driver)?;
-        let context = owner.context();
-        let (owner, user) = (owner.ordinal, user.ordinal);
-        if owner == user {
-            return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED.into());
-        }
-        if body.enable == 0 {
-            // Existing mappings stay: they do no harm, and removing them would wait for work.
-            self.objects.peers.remove(&(owner, user));
-            return Ok(Vec::new());
-        }
-        // For memory that the server does not map itself: variables of modules.
-        if let Some(context) = context {
-            match shared.gpu.driver.memory.ctx_enable_peer_access(context, 0) {
-                Ok(()) | Err(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED) => {}
-                Err(status) => return Err(status.into()),
-            }
-        }
-        self.objects.peers.insert((owner, user));
-        let starts: Vec<u64> = self.objects.grants.keys().copied().collect();
-        for start in starts {
-            if let Err(status) = self.share_with_peers(shared, start) {
-                // Mappings that have access already keep it: they do no harm.
-                self.objects.peers.remove(&(owner, user));
-                return Err(status.into());
-            }
-        }
-        Ok(Vec::new())
-    }
-
-    /// Makes a grant accessible to the devices that have access to its device's memory.
-    pub fn share_with_peers(&self, shared: &Shared, start: u64) -> Result<(), CUresult> {
-        let Some(grant) = self.objects.grants.get(&start) else {
-            return Ok(());
-        };
-        for (_, user) in self
-            .objects
-            .peers
-            .iter()
-            .filter(|(owner, _)| *owner == grant.device)
-        {
-            shared.gpu.devices[*user].may_use(&shared.gpu.driver, grant)?;
-        }
-        Ok(())
-    }
-
-    /// The device whose memory lies at an address of the session's.
-    pub fn device_at(&self, shared: &Shared, address: u64) -> Option<Ordinal> {
-        if arena::is_device(address) {
-            return shared.gpu.devices.of_address(address);
-        }
-        self.objects
-            .virtual_memory
-            .device_at(address)
-            .or_else(|| self.objects.pools.device_at(address))
-    }
-
-    /// Copies between the memories of two devices with the driver's peer copy, which goes through host memory if the
-    /// devices cannot reach each other. `None` unless the addresses belong to two devices.
-    pub fn copy_between_devices(
-        &self,
-        shared: &Shared,
-        (to, from): (u64, u64),
-        len: u64,
-        stream: CUstream,
-    ) -> Option<Result<(), CUresult>> {
-        let (there, here) = (self.device_at(shared, to)?, self.device_at(shared, from)?);
-        if there == here {
-            return None;
-        }
-        let contexts = (
-            shared.gpu.devices[there].context()?,
-            shared.gpu.devices[here].context()?,
-        );
-        let (driver, len) = (&shared.gpu.driver.memory, len as usize);
-        Some(driver.memcpy_peer_async(to, contexts.0, from, contexts.1, len, stream))
-    }
-
-    /// Copies between host memory and a device, in the order of another device's stream. The driver refuses such a copy
-    /// if the stream's device has no access to the mapped memory, so a stream of the memory's own device executes it.
-    pub fn copy_elsewhere(
-        &mut self,
-        shared: &Shared,
-        (device, index): (Ordinal, usize),
-        copy: impl FnOnce(CUstream) -> Result<(), CUresult>,
-    ) -> Result<(), CUresult> {
-        let driver = &shared.gpu.driver;
-        let (home, stream) = {
-            let stream = self.objects.streams.at(index)?;
-            (stream.device, stream.raw)
-        };
+/// Copies between host memory and a device, in the order of another device's stream. The driver refuses such a copy
+/// if the stream's device has no access to the mapped memory, so a stream of the memory's own device executes it.
+pub fn copy_elsewhere(
+    session: &mut Session,
+    shared: &Shared,
+    (device, index): (Ordinal, usize),
+    copy: impl FnOnce(CUstream) -> Result<(), CUresult>,
+) -> Result<(), CUresult> {
+    let driver = &shared.gpu.driver;
+    let (home, stream) = {
+        let stream = session.objects.streams.at(index)?;
+        (stream.device, stream.raw)
+    };
+    shared.gpu.devices[device].make_current(driver)?;
+    let helper = helper(session, shared, device)?;
+    let wait = |device: Ordinal, before: CUstream, after: CUstream| {
         shared.gpu.devices[device].make_current(driver)?;
-        let helper = self.helper(shared, device)?;
-        let wait = |device: Ordinal, before: CUstream, after: CUstream| {
-            shared.gpu.devices[device].make_current(driver)?;
-            let mut event = CUevent::NULL;
-            driver.event_create(&mut event, CU_EVENT_DISABLE_TIMING)?;
-            let waits = driver
-                .event_record(event, before, 0)
-                .and_then(|()| driver.stream_wait_event(after, event, 0));
-            // The stream still waits for the record after the event is destroyed.
-            driver.event_destroy(event)?;
-            waits
-        };
-        wait(home, stream, helper)?;
-        shared.gpu.devices[device].make_current(driver)?;
-        let copied = copy(helper);
-        wait(device, helper, stream)?;
-        shared.gpu.devices[home].make_current(driver)?;
-        copied
-    }
+        let mut event = CUevent::NULL;
+        driver.event_create(&mut event, CU_EVENT_DISABLE_TIMING)?;
+        let waits = driver
+            .event_record(event, before, 0)
+            .and_then(|()| driver.stream_wait_event(after, event, 0));
+        // The stream still waits for the record after the event is destroyed.
+        driver.event_destroy(event)?;
+        waits
+    };
+    wait(home, stream, helper)?;
+    shared.gpu.devices[device].make_current(driver)?;
+    let copied = copy(helper);
+    wait(device, helper, stream)?;
+    shared.gpu.devices[home].make_current(driver)?;
+    copied
+}
 
-    /// The session's internal stream on a device, for copies that its other streams cannot execute. The device must be
-    /// current.
-    fn helper(&mut self, shared: &Shared, device: Ordinal) -> Result<CUstream, CUresult> {
-        if let Some((_, stream)) = self.objects.helpers.iter().find(|(of, _)| *of == device) {
-            return Ok(*stream);
-        }
-        let mut stream = CUstream::NULL;
-        shared
-            .gpu
-            .driver
-            .stream_create(&mut stream, CU_STREAM_NON_BLOCKING, 0)?;
-        self.objects.helpers.push((device, stream));
-        Ok(stream)
+/// The session's internal stream on a device, for copies that its other streams cannot execute. The device must be
+/// current.
+fn helper(session: &mut Session, shared: &Shared, device: Ordinal) -> Result<CUstream, CUresult> {
+    if let Some((_, stream)) = session.objects.helpers.iter().find(|(of, _)| *of == device) {
+        return Ok(*stream);
     }
+    let mut stream = CUstream::NULL;
+    shared
+        .gpu
+        .driver
+        .stream_create(&mut stream, CU_STREAM_NON_BLOCKING, 0)?;
+    session.objects.helpers.push((device, stream));
+    Ok(stream)
 }
 
 /// Offset and bytes of each part of a file that is to be registered.

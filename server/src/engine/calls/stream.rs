@@ -2,6 +2,8 @@
 
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::is_sticky;
+use crate::engine::calls::capture::abandon_captures;
+use crate::engine::calls::green::part_of;
 use crate::engine::gpu::Gpu;
 use crate::engine::objects::held::{Awaited, Phase, Word};
 use crate::engine::objects::streams::{Role, Stream, clamped};
@@ -23,300 +25,311 @@ pub fn set_first_word(value: &mut [u8], word: i32) {
     value[..4].copy_from_slice(&word.to_ne_bytes());
 }
 
-impl Session {
-    /// `cuStreamCreateWithPriority`, and the default streams of a context.
-    pub fn stream_create(&mut self, shared: &Shared, body: StreamCreate) -> Result<(), CallError> {
-        let device = shared.gpu.device(body.device)?;
-        let role = match body.legacy {
-            0 => Role::Independent,
-            own if own == body.stream => Role::Legacy,
-            legacy => Role::Blocking(self.objects.streams.index(legacy)?),
-        };
-        device.make_current(&shared.gpu.driver)?;
-        let priority = clamped(body.priority);
-        self.reap_streams(shared);
-        let green = match body.green {
-            0 => self.part_of(shared, device)?,
-            green => Some(self.objects.greens.get(green)?.clone()),
-        };
-        let raw = match &green {
-            None => device.take_stream(&shared.gpu.driver, priority)?,
-            Some(green) if green.device == device.ordinal => {
-                green.take_stream(&shared.gpu.driver, priority)?
-            }
-            Some(_) => return Err(CUDA_ERROR_INVALID_DEVICE.into()),
-        };
-        let mut stream = Stream::new(
-            &shared.gpu,
-            &self.shared.flags,
-            raw,
-            device.ordinal,
-            priority,
-            role,
-        );
-        stream.green = green;
-        if let Err((status, stream)) = self.objects.streams.insert(body.stream, stream) {
-            stream.release(&shared.gpu);
-            return Err(status.into());
+/// `cuStreamCreateWithPriority`, and the default streams of a context.
+pub fn stream_create(
+    session: &mut Session,
+    shared: &Shared,
+    body: StreamCreate,
+) -> Result<(), CallError> {
+    let device = shared.gpu.device(body.device)?;
+    let role = match body.legacy {
+        0 => Role::Independent,
+        own if own == body.stream => Role::Legacy,
+        legacy => Role::Blocking(session.objects.streams.index(legacy)?),
+    };
+    device.make_current(&shared.gpu.driver)?;
+    let priority = clamped(body.priority);
+    reap_streams(session, shared);
+    let green = match body.green {
+        0 => part_of(session, shared, device)?,
+        green => Some(session.objects.greens.get(green)?.clone()),
+    };
+    let raw = match &green {
+        None => device.take_stream(&shared.gpu.driver, priority)?,
+        Some(green) if green.device == device.ordinal => {
+            green.take_stream(&shared.gpu.driver, priority)?
         }
-        let index = self.objects.streams.index(body.stream)?;
-        if let Role::Blocking(legacy) = role {
-            self.objects.streams.at_mut(legacy)?.members.push(index);
-        }
-        Ok(self.begin_progress(&shared.images, index)?)
+        Some(_) => return Err(CUDA_ERROR_INVALID_DEVICE.into()),
+    };
+    let mut stream = Stream::new(
+        &shared.gpu,
+        &session.shared.flags,
+        raw,
+        device.ordinal,
+        priority,
+        role,
+    );
+    stream.green = green;
+    if let Err((status, stream)) = session.objects.streams.insert(body.stream, stream) {
+        stream.release(&shared.gpu);
+        return Err(status.into());
     }
+    let index = session.objects.streams.index(body.stream)?;
+    if let Role::Blocking(legacy) = role {
+        session.objects.streams.at_mut(legacy)?.members.push(index);
+    }
+    Ok(session.begin_progress(&shared.images, index)?)
+}
 
-    /// `cuStreamDestroy`: queued work still runs.
-    pub fn stream_destroy(&mut self, shared: &Shared, body: Object) -> Result<(), CallError> {
-        let index = self.objects.streams.index(body.object)?;
-        self.abandon_captures(shared, Some(body.object));
-        let mut stream = self.objects.streams.remove(body.object)?;
-        if let Role::Blocking(legacy) = stream.role
-            && let Ok(legacy) = self.objects.streams.at_mut(legacy)
+/// `cuStreamDestroy`: queued work still runs.
+pub fn stream_destroy(
+    session: &mut Session,
+    shared: &Shared,
+    body: Object,
+) -> Result<(), CallError> {
+    let index = session.objects.streams.index(body.object)?;
+    abandon_captures(session, shared, Some(body.object));
+    let mut stream = session.objects.streams.remove(body.object)?;
+    if let Role::Blocking(legacy) = stream.role
+        && let Ok(legacy) = session.objects.streams.at_mut(legacy)
+    {
+        legacy.members.retain(|member| *member != index);
+    }
+    let told = shared.gpu.devices[stream.device]
+        .make_current(&shared.gpu.driver)
+        .and_then(|()| stream.checkpoint(&shared.gpu));
+    // The stream is kept, even if the driver reported an error.
+    session.shared.description.set_retired(true);
+    stream.progress = None;
+    session.objects.retired.push(stream);
+    reap_streams(session, shared);
+    Ok(told?)
+}
+
+/// Releases streams that the client has destroyed and that have no work left.
+pub fn reap_streams(session: &mut Session, shared: &Shared) {
+    if session.objects.retired.is_empty() {
+        return;
+    }
+    let mut at = 0;
+    while at < session.objects.retired.len() {
+        // Asks the driver, because the client can write the flags: the next session to get the stream must not wait
+        // behind this session's work.
+        let stream = &mut session.objects.retired[at];
+        let _ = shared.gpu.devices[stream.device].make_current(&shared.gpu.driver);
+        if !stream.capturing
+            && stream.in_flight(&shared.gpu, &session.shared.segment) == 0
+            && shared.gpu.driver.stream_query(stream.raw).is_ok()
         {
-            legacy.members.retain(|member| *member != index);
-        }
-        let told = shared.gpu.devices[stream.device]
-            .make_current(&shared.gpu.driver)
-            .and_then(|()| stream.checkpoint(&shared.gpu));
-        // The stream is kept, even if the driver reported an error.
-        self.shared.description.set_retired(true);
-        stream.progress = None;
-        self.objects.retired.push(stream);
-        self.reap_streams(shared);
-        Ok(told?)
-    }
-
-    /// Releases streams that the client has destroyed and that have no work left.
-    pub fn reap_streams(&mut self, shared: &Shared) {
-        if self.objects.retired.is_empty() {
-            return;
-        }
-        let mut at = 0;
-        while at < self.objects.retired.len() {
-            // Asks the driver, because the client can write the flags: the next session to get the stream must not wait
-            // behind this session's work.
-            let stream = &mut self.objects.retired[at];
-            let _ = shared.gpu.devices[stream.device].make_current(&shared.gpu.driver);
-            if !stream.capturing
-                && stream.in_flight(&shared.gpu, &self.shared.segment) == 0
-                && shared.gpu.driver.stream_query(stream.raw).is_ok()
-            {
-                self.objects.retired.swap_remove(at).release(&shared.gpu);
-            } else {
-                at += 1;
-            }
-        }
-        if self.objects.retired.is_empty() {
-            self.shared.description.set_retired(false);
+            session.objects.retired.swap_remove(at).release(&shared.gpu);
+        } else {
+            at += 1;
         }
     }
-
-    /// Writes a client's flag when its stream reaches this point.
-    pub fn mark(&mut self, shared: &Shared, body: Mark) -> Result<(), CallError> {
-        self.shared.segment.check_slot(body.slot)?;
-        let (index, stream) = match self.prepare(&shared.gpu, body.stream) {
-            Ok(ready) => ready,
-            Err(error) => return self.mark_failed(&shared.gpu, &body, error),
-        };
-        if self.objects.streams.at(index)?.capturing {
-            return self.mark_failed(
-                &shared.gpu,
-                &body,
-                CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into(),
-            );
-        }
-        if let Err(status) = self.queue_mark(&shared.gpu, stream, body.slot, body.value) {
-            return self.mark_failed(&shared.gpu, &body, status.into());
-        }
-        self.submitted(&shared.gpu, index, 1)?;
-        self.note_mark(index, body.slot, body.value)?;
-        Ok(())
+    if session.objects.retired.is_empty() {
+        session.shared.description.set_retired(false);
     }
+}
 
-    /// `cuLaunchHostFunc`, `cuStreamAddCallback`: notifies the client when the stream reaches this point, and holds the
-    /// stream until the function has returned.
-    pub fn host_function(&mut self, shared: &Shared, body: HostFunction) -> Result<(), CallError> {
-        self.shared.segment.check_slot(body.slot)?;
-        let mark = Mark {
-            stream: body.stream,
-            slot: body.slot + ARRIVED,
-            value: body.value,
-        };
-        let (index, stream) = match self.prepare(&shared.gpu, body.stream) {
-            Ok(ready) => ready,
-            Err(error) => return self.mark_failed(&shared.gpu, &mark, error),
-        };
-        if self.objects.streams.at(index)?.capturing {
-            return self.mark_failed(&shared.gpu, &mark, CUDA_ERROR_NOT_SUPPORTED.into());
-        }
-        let queued = self.queue_mark(&shared.gpu, stream, mark.slot, mark.value);
-        self.hold(
-            index,
-            Awaited::Returned {
-                flag: body.slot + RETURNED,
-                value: body.value,
-            },
+/// Writes a client's flag when its stream reaches this point.
+pub fn mark(session: &mut Session, shared: &Shared, body: Mark) -> Result<(), CallError> {
+    session.shared.segment.check_slot(body.slot)?;
+    let (index, stream) = match session.prepare(&shared.gpu, body.stream) {
+        Ok(ready) => ready,
+        Err(error) => return mark_failed(session, &shared.gpu, &body, error),
+    };
+    if session.objects.streams.at(index)?.capturing {
+        return mark_failed(
+            session,
+            &shared.gpu,
+            &body,
+            CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into(),
         );
-        if let Err(status) = queued {
-            return self.mark_failed(&shared.gpu, &mark, status.into());
-        }
-        self.submitted(&shared.gpu, index, 1)
     }
+    if let Err(status) = session.queue_mark(&shared.gpu, stream, body.slot, body.value) {
+        return mark_failed(session, &shared.gpu, &body, status.into());
+    }
+    session.submitted(&shared.gpu, index, 1)?;
+    session.note_mark(index, body.slot, body.value)?;
+    Ok(())
+}
 
-    /// `cuStreamSetAttribute`.
-    pub fn stream_attribute(
-        &mut self,
-        shared: &Shared,
-        body: StreamAttribute,
-    ) -> Result<(), CallError> {
-        if body.id == CU_STREAM_ATTRIBUTE_PRIORITY {
-            let stream = self.objects.streams.get_mut(body.stream)?;
-            stream.priority = clamped(first_word(&body.value));
-            shared.gpu.devices[stream.device].make_current(&shared.gpu.driver)?;
-            stream.take_level(&shared.gpu, self.shared.standing.level(stream.device));
-            return Ok(());
-        }
-        let stream = self.objects.streams.get_mut(body.stream)?;
-        let len = match body.id {
-            CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW => size_of::<CUaccessPolicyWindow>(),
-            CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP => 2,
-            CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN => 4,
-            _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
-        };
+/// `cuLaunchHostFunc`, `cuStreamAddCallback`: notifies the client when the stream reaches this point, and holds the
+/// stream until the function has returned.
+pub fn host_function(
+    session: &mut Session,
+    shared: &Shared,
+    body: HostFunction,
+) -> Result<(), CallError> {
+    session.shared.segment.check_slot(body.slot)?;
+    let mark = Mark {
+        stream: body.stream,
+        slot: body.slot + ARRIVED,
+        value: body.value,
+    };
+    let (index, stream) = match session.prepare(&shared.gpu, body.stream) {
+        Ok(ready) => ready,
+        Err(error) => return mark_failed(session, &shared.gpu, &mark, error),
+    };
+    if session.objects.streams.at(index)?.capturing {
+        return mark_failed(session, &shared.gpu, &mark, CUDA_ERROR_NOT_SUPPORTED.into());
+    }
+    let queued = session.queue_mark(&shared.gpu, stream, mark.slot, mark.value);
+    session.hold(
+        index,
+        Awaited::Returned {
+            flag: body.slot + RETURNED,
+            value: body.value,
+        },
+    );
+    if let Err(status) = queued {
+        return mark_failed(session, &shared.gpu, &mark, status.into());
+    }
+    session.submitted(&shared.gpu, index, 1)
+}
+
+/// `cuStreamSetAttribute`.
+pub fn stream_attribute(
+    session: &mut Session,
+    shared: &Shared,
+    body: StreamAttribute,
+) -> Result<(), CallError> {
+    if body.id == CU_STREAM_ATTRIBUTE_PRIORITY {
+        let stream = session.objects.streams.get_mut(body.stream)?;
+        stream.priority = clamped(first_word(&body.value));
         shared.gpu.devices[stream.device].make_current(&shared.gpu.driver)?;
-        stream.set_attribute(&shared.gpu, body.id, &body.value[..len]);
-        Ok(())
+        stream.take_level(&shared.gpu, session.shared.standing.level(stream.device));
+        return Ok(());
     }
+    let stream = session.objects.streams.get_mut(body.stream)?;
+    let len = match body.id {
+        CU_STREAM_ATTRIBUTE_ACCESS_POLICY_WINDOW => size_of::<CUaccessPolicyWindow>(),
+        CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP => 2,
+        CU_STREAM_ATTRIBUTE_MEM_SYNC_DOMAIN => 4,
+        _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
+    };
+    shared.gpu.devices[stream.device].make_current(&shared.gpu.driver)?;
+    stream.set_attribute(&shared.gpu, body.id, &body.value[..len]);
+    Ok(())
+}
 
-    /// One operation of `cuStreamWaitValue`, `cuStreamWriteValue`, `cuStreamBatchMemOp`.
-    pub fn mem_op(&mut self, shared: &Shared, body: MemOp) -> Result<(), CallError> {
-        let wide = match body.operation {
-            CU_STREAM_MEM_OP_WAIT_VALUE_64 | CU_STREAM_MEM_OP_WRITE_VALUE_64 => true,
-            CU_STREAM_MEM_OP_WAIT_VALUE_32 | CU_STREAM_MEM_OP_WRITE_VALUE_32 => false,
-            CU_STREAM_MEM_OP_BARRIER | CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES => {
-                let (index, stream) = self.prepare(&shared.gpu, body.stream)?;
-                let mut operation = CUstreamBatchMemOpParams {
-                    operation: body.operation,
-                    flags: body.flags,
-                    ..Default::default()
-                };
-                let driver = &shared.gpu.driver.stream;
-                driver.stream_batch_mem_op(stream, 1, &mut operation, 0)?;
-                return self.submitted(&shared.gpu, index, 1);
-            }
-            _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
-        };
-        let len = if wide { 8 } else { 4 };
-        if !body.address.is_multiple_of(len) {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
-        }
-        let body = MemOp {
-            address: self.place_of(body.address),
-            ..body
-        };
-        self.check_device(body.address, len)?;
-        if matches!(
-            body.operation,
-            CU_STREAM_MEM_OP_WRITE_VALUE_32 | CU_STREAM_MEM_OP_WRITE_VALUE_64
-        ) {
-            self.check_writable(body.address)?;
-        }
-        let (index, stream) = self.prepare(&shared.gpu, body.stream)?;
-        if self.objects.streams.at(index)?.capturing {
-            // Becomes a node of the graph; a wait then blocks on the GPU, not in the server.
-            let device = self.objects.streams.at(index)?.device;
-            let awaited = &mut self.objects.graphs.awaited;
-            awaited.note(device, body.operation, body.address, body.value, body.flags)?;
+/// One operation of `cuStreamWaitValue`, `cuStreamWriteValue`, `cuStreamBatchMemOp`.
+pub fn mem_op(session: &mut Session, shared: &Shared, body: MemOp) -> Result<(), CallError> {
+    let wide = match body.operation {
+        CU_STREAM_MEM_OP_WAIT_VALUE_64 | CU_STREAM_MEM_OP_WRITE_VALUE_64 => true,
+        CU_STREAM_MEM_OP_WAIT_VALUE_32 | CU_STREAM_MEM_OP_WRITE_VALUE_32 => false,
+        CU_STREAM_MEM_OP_BARRIER | CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES => {
+            let (index, stream) = session.prepare(&shared.gpu, body.stream)?;
             let mut operation = CUstreamBatchMemOpParams {
                 operation: body.operation,
-                value_flags: body.flags,
-                address: body.address,
-                value: body.value,
+                flags: body.flags,
                 ..Default::default()
             };
             let driver = &shared.gpu.driver.stream;
             driver.stream_batch_mem_op(stream, 1, &mut operation, 0)?;
-            return self.submitted(&shared.gpu, index, 1);
+            return session.submitted(&shared.gpu, index, 1);
         }
-        match body.operation {
-            CU_STREAM_MEM_OP_WRITE_VALUE_32 => shared.gpu.driver.stream_write_value32(
-                stream,
-                body.address,
-                body.value as u32,
-                body.flags,
-            )?,
-            CU_STREAM_MEM_OP_WRITE_VALUE_64 => shared.gpu.driver.stream.stream_write_value64(
-                stream,
-                body.address,
-                body.value,
-                body.flags,
-            )?,
-            _ => return self.wait_value(shared, index, &body, wide),
-        }
-        self.submitted(&shared.gpu, index, 1)
+        _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
+    };
+    let len = if wide { 8 } else { 4 };
+    if !body.address.is_multiple_of(len) {
+        return Err(CUDA_ERROR_INVALID_VALUE.into());
     }
-
-    /// Holds a stream until a word of the client's memory has a value.
-    fn wait_value(
-        &mut self,
-        shared: &Shared,
-        index: usize,
-        body: &MemOp,
-        wide: bool,
-    ) -> Result<(), CallError> {
-        let stream = self.objects.streams.at(index)?;
-        let (raw, device) = (stream.raw, stream.device);
-        let (flag, value) = shared.gpu.flags.for_word(&self.shared.flags)?;
-        let expected = value.wrapping_add(1);
-        let address = shared.gpu.flags.device_address(flag.slot);
-        if let Err(status) = shared
-            .gpu
-            .driver
-            .stream_write_value32(raw, address, expected, 0)
-        {
-            shared.gpu.flags.give_back(flag);
-            return Err(status.into());
-        }
-        let word = Word {
+    let body = MemOp {
+        address: session.place_of(body.address),
+        ..body
+    };
+    session.check_device(body.address, len)?;
+    if matches!(
+        body.operation,
+        CU_STREAM_MEM_OP_WRITE_VALUE_32 | CU_STREAM_MEM_OP_WRITE_VALUE_64
+    ) {
+        session.check_writable(body.address)?;
+    }
+    let (index, stream) = session.prepare(&shared.gpu, body.stream)?;
+    if session.objects.streams.at(index)?.capturing {
+        // Becomes a node of the graph; a wait then blocks on the GPU, not in the server.
+        let device = session.objects.streams.at(index)?.device;
+        let awaited = &mut session.objects.graphs.awaited;
+        awaited.note(device, body.operation, body.address, body.value, body.flags)?;
+        let mut operation = CUstreamBatchMemOpParams {
+            operation: body.operation,
+            value_flags: body.flags,
             address: body.address,
-            wide,
-            flags: body.flags,
             value: body.value,
-            device,
-            on_device: self.check_host(body.address, 1).is_err(),
-            since: Instant::now(),
-            flag: Some(flag),
-            expected,
-            phase: Phase::Arriving,
+            ..Default::default()
         };
-        self.hold(index, Awaited::Word(word));
-        self.submitted(&shared.gpu, index, 1)
+        let driver = &shared.gpu.driver.stream;
+        driver.stream_batch_mem_op(stream, 1, &mut operation, 0)?;
+        return session.submitted(&shared.gpu, index, 1);
     }
+    match body.operation {
+        CU_STREAM_MEM_OP_WRITE_VALUE_32 => shared.gpu.driver.stream_write_value32(
+            stream,
+            body.address,
+            body.value as u32,
+            body.flags,
+        )?,
+        CU_STREAM_MEM_OP_WRITE_VALUE_64 => shared.gpu.driver.stream.stream_write_value64(
+            stream,
+            body.address,
+            body.value,
+            body.flags,
+        )?,
+        _ => return wait_value(session, shared, index, &body, wide),
+    }
+    session.submitted(&shared.gpu, index, 1)
+}
 
-    /// Handles a completion marker that cannot be queued, so that its waiter does not wait forever: the server notes
-    /// the error, which the waiter then finds, and writes the flag itself. If the context is lost, the session has
-    /// ended before that, so that no call of the client succeeds after the call that returns the error. If the session
-    /// continues in the next server, that server executes the marker.
-    pub fn mark_failed(
-        &mut self,
-        gpu: &Gpu,
-        body: &Mark,
-        error: CallError,
-    ) -> Result<(), CallError> {
-        if let CallError::Status(status) = &error {
-            if is_sticky(*status) {
-                // The driver refused the marker, so it is not in flight.
-                self.take_back_begun();
-            }
-            gpu.note_status(*status);
-            if !(gpu.is_lost() && self.shared.goes_on(gpu)) {
-                self.post_error(*status);
-                self.shared.segment.set_flag(body.slot, body.value);
-            }
-        }
-        Err(error)
+/// Holds a stream until a word of the client's memory has a value.
+fn wait_value(
+    session: &mut Session,
+    shared: &Shared,
+    index: usize,
+    body: &MemOp,
+    wide: bool,
+) -> Result<(), CallError> {
+    let stream = session.objects.streams.at(index)?;
+    let (raw, device) = (stream.raw, stream.device);
+    let (flag, value) = shared.gpu.flags.for_word(&session.shared.flags)?;
+    let expected = value.wrapping_add(1);
+    let address = shared.gpu.flags.device_address(flag.slot);
+    if let Err(status) = shared
+        .gpu
+        .driver
+        .stream_write_value32(raw, address, expected, 0)
+    {
+        shared.gpu.flags.give_back(flag);
+        return Err(status.into());
     }
+    let word = Word {
+        address: body.address,
+        wide,
+        flags: body.flags,
+        value: body.value,
+        device,
+        on_device: session.check_host(body.address, 1).is_err(),
+        since: Instant::now(),
+        flag: Some(flag),
+        expected,
+        phase: Phase::Arriving,
+    };
+    session.hold(index, Awaited::Word(word));
+    session.submitted(&shared.gpu, index, 1)
+}
+
+/// Handles a completion marker that cannot be queued, so that its waiter does not wait forever: the server notes
+/// the error, which the waiter then finds, and writes the flag itself. If the context is lost, the session has
+/// ended before that, so that no call of the client succeeds after the call that returns the error. If the session
+/// continues in the next server, that server executes the marker.
+pub fn mark_failed(
+    session: &mut Session,
+    gpu: &Gpu,
+    body: &Mark,
+    error: CallError,
+) -> Result<(), CallError> {
+    if let CallError::Status(status) = &error {
+        if is_sticky(*status) {
+            // The driver refused the marker, so it is not in flight.
+            session.take_back_begun();
+        }
+        gpu.note_status(*status);
+        if !(gpu.is_lost() && session.shared.goes_on(gpu)) {
+            session.post_error(*status);
+            session.shared.segment.set_flag(body.slot, body.value);
+        }
+    }
+    Err(error)
 }
 
 #[cfg(test)]
@@ -406,7 +419,7 @@ mod tests {
         let mark = mark(&mut test);
         let gpu = test.shared.gpu.clone();
         let failed = CUDA_ERROR_ILLEGAL_ADDRESS.into();
-        let error = test.session.mark_failed(&gpu, &mark, failed);
+        let error = mark_failed(&mut test.session, &gpu, &mark, failed);
         assert!(matches!(
             error,
             Err(CallError::Status(CUDA_ERROR_ILLEGAL_ADDRESS))

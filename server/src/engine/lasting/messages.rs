@@ -118,6 +118,7 @@ impl Session {
     /// Binds the session for as long as it has a new image if the keeper does not hold the content.
     fn note_whether_kept(&mut self, handle: u64) {
         if self
+            .objects
             .image(handle)
             .is_ok_and(|image| !image.content().is_kept())
         {
@@ -127,7 +128,7 @@ impl Session {
 
     /// Checks whether an image binds the session, after one of its functions was looked up.
     fn appraise_image(&mut self, images: &ImageStore, handle: u64) {
-        let Ok(image) = self.image(handle) else {
+        let Ok(image) = self.objects.image(handle) else {
             return;
         };
         let content = image.content();

@@ -7,7 +7,10 @@
 
 use crate::engine::base::call::Incoming;
 use crate::engine::base::side::Side;
-use crate::engine::calls::Undone;
+use crate::engine::calls::memory::finish_releases;
+use crate::engine::calls::pool::trim_pools;
+use crate::engine::calls::stream::reap_streams;
+use crate::engine::calls::{Undone, is_slow};
 use crate::engine::objects::fairness;
 use crate::engine::objects::held::Order as Deferral;
 use crate::engine::objects::trace::session::execute;
@@ -413,9 +416,9 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     }
     session.stop_printing(&shared.gpu);
     session.end_graph_turn(&shared.gpu);
-    session.reap_streams(shared);
-    session.finish_releases(shared);
-    session.trim_pools(shared);
+    reap_streams(session, shared);
+    finish_releases(session, shared);
+    trim_pools(session, shared);
     if shared.gpu.is_lost() && !session.shared.goes_on(&shared.gpu) {
         return Visit::Ended(Some("the context is lost".into()));
     }
@@ -509,7 +512,7 @@ fn take_up(
         session.say_whether_at_work(&shared.gpu);
         return Step::Full;
     }
-    if !on_slow_lane && session.is_slow(message) {
+    if !on_slow_lane && is_slow(message) {
         return Step::Slow;
     }
     let alone = session.must_be_alone(shared, message);

@@ -7,6 +7,7 @@
 use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::is_sticky;
+use crate::engine::calls::{copy, stream};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_proto::message::{Copy, Op, Side};
@@ -65,7 +66,9 @@ impl Session {
                 Op::Copy => message
                     .body()
                     .and_then(|body| self.move_managed(shared, body)),
-                _ => message.body().and_then(|body| self.mark(shared, body)),
+                _ => message
+                    .body()
+                    .and_then(|body| stream::mark(self, shared, body)),
             };
             match done {
                 Ok(()) => self.inbox.express.consume(&found),
@@ -88,7 +91,7 @@ impl Session {
 
     /// Copies a part of managed memory, and counts that.
     fn move_managed(&mut self, shared: &Shared, body: Copy) -> Result<(), CallError> {
-        self.copy(shared, body)?;
+        copy::copy(self, shared, body)?;
         // A side that is none is an error of `copy`.
         if let Some(to) = Side::from_u8(body.sides as u8) {
             self.flow.counts.managed.add(to, body.len);

@@ -7,6 +7,7 @@
 
 use crate::engine::base::moment::Moment;
 use crate::engine::base::side::{self, Side};
+use crate::engine::calls::module::forget_offer;
 use crate::engine::images::instances;
 use crate::engine::objects::pace::Length;
 use crate::engine::scheduling::dispatch::Visit;
@@ -155,7 +156,7 @@ impl Session {
     /// # Errors
     /// The driver's status; the session then stays on its side.
     pub fn move_to(&mut self, shared: &Shared, to: Side) -> Result<(), CUresult> {
-        self.forget_offer(shared);
+        forget_offer(self, shared);
         self.forget_brought(shared);
         let _annex_stays = shared.lanes.moving.read();
         let (streams, events) = side::on(to, || self.make_again(shared))?;
@@ -241,7 +242,7 @@ impl Session {
             if moment.is_over() {
                 return Ok(None);
             }
-            let image = self.image(function.image)?;
+            let image = self.objects.image(function.image)?;
             let at = all().position(|one| std::ptr::eq(one, image));
             let instance = at.and_then(|at| self.flow.brought.get(at));
             let instance = instance.ok_or(CUDA_ERROR_INVALID_HANDLE)?;

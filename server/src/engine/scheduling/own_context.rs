@@ -8,6 +8,7 @@
 use crate::engine::base::call::Incoming;
 use crate::engine::base::owners::{Annex, Claim};
 use crate::engine::base::side::Side;
+use crate::engine::calls::context::raises_limit_of_program;
 use crate::engine::gpu::devices::OwnHeap;
 use crate::engine::session::Session;
 use crate::engine::session::flow::OwnContext;
@@ -129,7 +130,7 @@ impl Session {
     /// Whether a message loads an image whose kernels allocate, or raises a limit that belongs to one program.
     fn needs_own_context(&self, shared: &Shared, message: Incoming<'_>) -> bool {
         let allocates = |handle: u64| {
-            let image = self.image(handle);
+            let image = self.objects.image(handle);
             image.is_ok_and(|image| image.calls.allocates)
         };
         match message.op.gate() {
@@ -147,13 +148,13 @@ impl Session {
                 body.is_ok_and(|body| allocates(body.library))
             }
             Gate::Variable(handle_at) => allocates(message.word(handle_at)),
-            Gate::HigherLimit => self.raises_limit_of_program(shared, message),
+            Gate::HigherLimit => raises_limit_of_program(shared, message),
             Gate::Never | Gate::Always | Gate::FunctionAttribute | Gate::NewStream => false,
         }
     }
 
-    /// Whether a message loads a module whose kernels allocate. [`Session::loads_module`] has received it, or found an
-    /// instance of it.
+    /// Whether a message loads a module whose kernels allocate. [`crate::engine::calls::module::loads_module`] has
+    /// received it, or found an instance of it.
     fn loads_allocating_module(&self, shared: &Shared, message: Incoming<'_>) -> bool {
         let Ok(body) = message.body::<ImageLoad>() else {
             return false;

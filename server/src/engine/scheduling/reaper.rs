@@ -8,6 +8,9 @@
 //! then and no longer counts as a client; other sessions are freed as usual.
 
 use crate::engine::base::side::Side;
+use crate::engine::calls::array::take_arrays;
+use crate::engine::calls::capture::abandon_captures;
+use crate::engine::calls::module::forget_offer;
 use crate::engine::images::instances::Image;
 use crate::engine::objects::awaited::release::Release;
 use crate::engine::session::Session;
@@ -45,7 +48,7 @@ struct Dying {
 impl Dying {
     fn new(shared: &Shared, mut session: Box<Session>) -> Dying {
         session.enter();
-        session.abandon_captures(shared, None);
+        abandon_captures(&mut session, shared, None);
         let since = Instant::now();
         Dying {
             session,
@@ -196,7 +199,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     }
     session.objects.virtual_memory.clear(&shared.gpu);
     let mut graves: Vec<Buried> = session.objects.greens.drain().map(Buried::Green).collect();
-    session.forget_offer(shared);
+    forget_offer(&mut session, shared);
     session.forget_brought(shared);
     for link in session.objects.links.drain() {
         link.end(shared);
@@ -216,7 +219,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
         .drain()
         .chain(session.objects.libraries.drain());
     graves.extend(images.map(drained));
-    graves.extend(session.take_arrays(&shared.gpu));
+    graves.extend(take_arrays(&mut session, &shared.gpu));
     let id = session.shared.info.session;
     shared.gpu.keeping.forget_session(id);
     for start in session.objects.host.keys() {

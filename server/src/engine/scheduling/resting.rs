@@ -4,6 +4,8 @@
 //! Each dispatch thread brings its own sessions to rest. Work that a session still owes its client (marks, deferred
 //! messages, an image being loaded) is completed first; the next message stays in the ring.
 
+use crate::engine::calls::memory::finish_releases;
+use crate::engine::calls::stream::reap_streams;
 use crate::engine::scheduling::dispatch::Visit;
 use crate::engine::session::bonds::UNTIL_AT_REST;
 use crate::engine::session::{Session, SessionShared};
@@ -368,8 +370,8 @@ impl Session {
     pub fn finish_work(&mut self, shared: &Shared) -> Option<Visit> {
         self.stop_printing(&shared.gpu);
         self.end_graph_turn(&shared.gpu);
-        self.reap_streams(shared);
-        self.finish_releases(shared);
+        reap_streams(self, shared);
+        finish_releases(self, shared);
         if shared.gpu.calm(self.side).is_wanted() && self.shared.at_work.load(Ordering::Relaxed) {
             self.say_whether_at_work(&shared.gpu);
         }

@@ -257,7 +257,8 @@ impl Session {
         let block = self.objects.evicted.get(&grant.start);
         let block = block.ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let copied = self
-            .share_with_peers(shared, grant.start)
+            .objects
+            .share_with_peers(&shared.gpu, grant.start)
             .and_then(|()| copy(shared, grant, block, To::Device));
         if let Err(status) = copied {
             // The content stays in host memory.

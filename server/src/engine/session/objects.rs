@@ -4,6 +4,7 @@ use crate::engine::base::account::Charge;
 use crate::engine::base::bounds;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::slots::Slots;
+use crate::engine::gpu::Gpu;
 use crate::engine::gpu::context_limits::SetLimits;
 use crate::engine::gpu::devices::Grant;
 use crate::engine::gpu::green::{GreenRef, Resources};
@@ -21,7 +22,7 @@ use crate::engine::objects::shares::Sharing;
 use crate::engine::objects::streams::Stream;
 use crate::engine::objects::virtual_memory::VirtualMemory;
 use mpsshim_api::cuda::*;
-use mpsshim_proto::handle::Kind;
+use mpsshim_proto::handle::{Handle, Kind};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
@@ -137,5 +138,36 @@ impl Objects {
             graphs: Graphs::default(),
             limits: SetLimits::default(),
         }
+    }
+
+    /// The image behind a handle, to be changed.
+    pub fn image_mut(&mut self, handle: u64) -> Result<&mut Image, CUresult> {
+        match Handle(handle).kind() {
+            Some(Kind::Library) => self.libraries.get_mut(handle),
+            _ => self.images.get_mut(handle),
+        }
+    }
+
+    /// The image behind a handle, for reading.
+    pub fn image(&self, handle: u64) -> Result<&Image, CUresult> {
+        match Handle(handle).kind() {
+            Some(Kind::Library) => self.libraries.get(handle),
+            _ => self.images.get(handle),
+        }
+    }
+
+    /// Makes a grant accessible to the devices that have access to its device's memory.
+    pub fn share_with_peers(&self, gpu: &Gpu, start: u64) -> Result<(), CUresult> {
+        let Some(grant) = self.grants.get(&start) else {
+            return Ok(());
+        };
+        for (_, user) in self
+            .peers
+            .iter()
+            .filter(|(owner, _)| *owner == grant.device)
+        {
+            gpu.devices[*user].may_use(&gpu.driver, grant)?;
+        }
+        Ok(())
     }
 }

@@ -55,7 +55,7 @@ impl Session {
     /// Whether kernels of an image may write variables, which another server has to restore. Always `false` without a
     /// keeper, because no other server can continue the session then.
     pub fn keeps_variables(&self, images: &ImageStore, handle: u64) -> bool {
-        let image = self.image(handle);
+        let image = self.objects.image(handle);
         let looks = images.gpu.keeping.is_on();
         looks && image.is_ok_and(|image| images.leaves(image.content()).variables)
     }

@@ -5,9 +5,17 @@ use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::graph_templates::Size;
 use crate::engine::base::ordinal::Ordinal;
-use crate::engine::calls::Reply;
-use crate::engine::calls::capture::take;
+use crate::engine::calls::capture::{nodes_behind, take};
 use crate::engine::calls::copy::{Rows, memset_extent};
+use crate::engine::calls::graph::described::{
+    ACCESS_MOST, Described, OPERATIONS_MOST, into_words, layout, out_of_words,
+};
+use crate::engine::calls::graph::saved::note_exec_node;
+use crate::engine::calls::graph::shown::{host_nodes, host_operations};
+use crate::engine::calls::graph::{graph_ready, node_ready};
+use crate::engine::calls::green::part_of;
+use crate::engine::calls::reply::Reply;
+use crate::engine::calls::{function, reference};
 use crate::engine::objects::graphs::Owner;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -16,535 +24,448 @@ use mpsshim_proto::message::PARAMS_MAX;
 use mpsshim_proto::message::graph::{
     Access, BatchNode, GraphNode, GraphNodeAdded, HostNode, KernelNode, node_flags,
 };
-use zerocopy::{FromBytes, Immutable, IntoBytes};
+use zerocopy::{FromBytes, IntoBytes};
 
-/// Maximum number of stream memory operations in a node: the driver's own limit.
-pub const OPERATIONS_MOST: u32 = 256;
-/// Number of stream memory operations in a host node: notify the client, wait for it, clear its flag.
-pub const HOST_OPERATIONS: usize = 3;
 /// Maximum number of bodies of a conditional node.
 const BODIES_MOST: u32 = 1024;
-/// Maximum number of access descriptors of an allocation.
-pub const ACCESS_MOST: u64 = 64;
-
-/// Parameters of a node in the driver's form, and the data that they point to. The addresses in `params` lead into the
-/// vectors' buffers, which do not move.
-pub struct Described {
-    pub params: CUgraphNodeParams,
-    _bytes: Vec<u8>,
-    _pointers: Vec<u64>,
-    _operations: Vec<[u64; 6]>,
-    _access: Vec<CUmemAccessDesc>,
-    /// Whether a kernel in the node may print.
-    prints: bool,
-    /// Size of the graph inside the node.
-    inside: Size,
-    /// Image or event to which the graph refers.
-    refers: Option<u64>,
-}
-
-/// Offset and size of each parameter of a function. Packed parameters would work too, but not with every attribute that
-/// a node may get later.
-pub fn layout(shared: &Shared, function: CUfunction) -> Vec<(usize, usize)> {
-    let mut layout = Vec::new();
-    let (mut offset, mut size) = (0, 0);
-    while shared
-        .gpu
-        .driver
-        .func_get_param_info(function, layout.len(), &mut offset, &mut size)
-        .is_ok()
-        && offset + size <= PARAMS_MAX
-    {
-        layout.push((offset, size));
-    }
-    layout
-}
-
-impl Described {
-    /// Makes it a host node, which for the driver is a node of stream memory operations.
-    pub fn host(&mut self, operations: [[u64; 6]; HOST_OPERATIONS], context: CUcontext) {
-        self._operations = operations.to_vec();
-        self.params.kind = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
-        let batch = CUDA_BATCH_MEM_OP_NODE_PARAMS {
-            context: context.0,
-            count: HOST_OPERATIONS as u32,
-            operations: self._operations.as_ptr() as u64,
-            ..CUDA_BATCH_MEM_OP_NODE_PARAMS::default()
-        };
-        into_words(&mut self.params, &batch);
-    }
-
-    /// A node for which the driver makes a copy of a child graph.
-    pub fn child(graph: CUgraph) -> Described {
-        let mut described = Described::new(CU_GRAPH_NODE_TYPE_GRAPH);
-        let body = CUDA_CHILD_GRAPH_NODE_PARAMS {
-            graph: graph.0,
-            ..CUDA_CHILD_GRAPH_NODE_PARAMS::default()
-        };
-        into_words(&mut described.params, &body);
-        described
-    }
-
-    pub fn new(kind: u32) -> Described {
-        Described {
-            params: CUgraphNodeParams {
-                kind,
-                ..CUgraphNodeParams::default()
-            },
-            _bytes: Vec::new(),
-            _pointers: Vec::new(),
-            _operations: Vec::new(),
-            _access: Vec::new(),
-            prints: false,
-            inside: Size::default(),
-            refers: None,
-        }
-    }
-}
-
-pub fn into_words<T: IntoBytes + Immutable>(params: &mut CUgraphNodeParams, body: &T) {
-    let bytes = body.as_bytes();
-    params.words.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
-}
-
-pub fn out_of_words<T: FromBytes + IntoBytes>(params: &CUgraphNodeParams) -> T {
-    let mut body = T::new_zeroed();
-    let len = size_of::<T>();
-    body.as_mut_bytes()
-        .copy_from_slice(&params.words.as_bytes()[..len]);
-    body
-}
 
 fn one<T: FromBytes>(bytes: &mut &[u8]) -> Result<T, CallError> {
     take(bytes, 1)?
         .pop()
         .ok_or_else(|| CallError::Violation("a node without its parameters".into()))
 }
-impl Session {
-    /// Whether a message makes the driver copy a graph into a node, which takes time in proportion to the graph's size.
-    pub fn puts_graph_into_graph(&self, message: Incoming<'_>) -> bool {
-        message.body::<GraphNode>().is_ok_and(|body| {
-            matches!(
-                body.kind,
-                CU_GRAPH_NODE_TYPE_GRAPH | CU_GRAPH_NODE_TYPE_CONDITIONAL
-            )
-        })
-    }
+/// Whether a message makes the driver copy a graph into a node, which takes time in proportion to the graph's size.
+pub fn puts_graph_into_graph(message: Incoming<'_>) -> bool {
+    message.body::<GraphNode>().is_ok_and(|body| {
+        matches!(
+            body.kind,
+            CU_GRAPH_NODE_TYPE_GRAPH | CU_GRAPH_NODE_TYPE_CONDITIONAL
+        )
+    })
+}
 
-    /// `cuGraphAddNode`, `cuGraphNodeSetParams`, `cuGraphExecNodeSetParams`, and the corresponding functions for single
-    /// kinds of nodes.
-    pub fn graph_node(&mut self, shared: &Shared, call: Call<'_, GraphNode>) -> Reply {
-        let Call { body, message } = call;
-        let edges = body.flags & node_flags::EDGES != 0;
-        let behind = self.nodes_behind::<GraphNode>(message, body.nodes, edges)?;
-        let change = body.flags & node_flags::CHANGE != 0;
-        let device = shared.gpu.device(body.device)?;
-        let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
-        let into = (!change).then_some(body.object);
-        let mut described = self.describe_node(
-            shared,
-            (device.ordinal, context),
-            (body.kind, into),
-            &behind.rest,
-        )?;
-        let driver = &shared.gpu.driver.graph;
-        self.objects.graphs.hosts |= body.kind == CU_GRAPH_NODE_TYPE_HOST;
-        if change {
-            let (node, _) = self.node_ready(shared, body.object)?;
-            if body.kind == CU_GRAPH_NODE_TYPE_HOST && body.exec != 0 {
-                let slots = &self.objects.graphs.execs.get(body.exec)?.slots;
-                let found = slots.iter().find(|(of, _)| *of == node);
-                let (_, slot) = found.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-                let host: HostNode = one(&mut &behind.rest[..])?;
-                described.host(self.host_operations(*slot, host.token)?, context);
-            }
-            if body.kind == CU_GRAPH_NODE_TYPE_GRAPH && body.exec != 0 {
-                let inner = CUgraph(described.params.words[0]);
-                if !self.host_nodes(shared, inner, GRAPH_DEPTH)?.is_empty() {
-                    // Host nodes in the new child graph would have no slots.
-                    return Err(CUDA_ERROR_NOT_SUPPORTED.into());
-                }
-            }
-            self.part_current(shared, body.kind, body.device)?;
-            if body.exec == 0 {
-                if self.objects.graphs.is_filled_inside(body.object) {
-                    return Err(CUDA_ERROR_INVALID_VALUE.into());
-                }
-                let grown = self.replace_size(body.object, described.inside)?;
-                driver
-                    .node_set(node, &mut described.params)
-                    .inspect_err(|_| self.undo_size(body.object, grown))?;
-                let graph = self.objects.graphs.nodes.get(body.object)?.graph;
-                self.objects.graphs.touch(graph);
-            } else {
-                let exec = self.objects.graphs.execs.get(body.exec)?;
-                driver.exec_node_set(exec.raw, node, &mut described.params)?;
-                let what = (node, body.kind, body.device);
-                self.note_exec_node(shared, body.exec, what, &behind.rest);
-            }
-            self.note_described(&described, body.exec);
-            if body.kind == CU_GRAPH_NODE_TYPE_GRAPH && body.exec == 0 {
-                self.objects.graphs.forget_inside(body.object);
-            }
-            return Ok(GraphNodeAdded::default().as_bytes().to_vec());
+/// `cuGraphAddNode`, `cuGraphNodeSetParams`, `cuGraphExecNodeSetParams`, and the corresponding functions for single
+/// kinds of nodes.
+pub fn graph_node(session: &mut Session, shared: &Shared, call: Call<'_, GraphNode>) -> Reply {
+    let Call { body, message } = call;
+    let edges = body.flags & node_flags::EDGES != 0;
+    let behind = nodes_behind::<GraphNode>(message, body.nodes, edges)?;
+    let change = body.flags & node_flags::CHANGE != 0;
+    let device = shared.gpu.device(body.device)?;
+    let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    let into = (!change).then_some(body.object);
+    let mut described = describe_node(
+        session,
+        shared,
+        (device.ordinal, context),
+        (body.kind, into),
+        &behind.rest,
+    )?;
+    let driver = &shared.gpu.driver.graph;
+    session.objects.graphs.hosts |= body.kind == CU_GRAPH_NODE_TYPE_HOST;
+    if change {
+        let (node, _) = node_ready(session, shared, body.object)?;
+        if body.kind == CU_GRAPH_NODE_TYPE_HOST && body.exec != 0 {
+            let slots = &session.objects.graphs.execs.get(body.exec)?.slots;
+            let found = slots.iter().find(|(of, _)| *of == node);
+            let (_, slot) = found.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            let host: HostNode = one(&mut &behind.rest[..])?;
+            described.host(host_operations(session, *slot, host.token)?, context);
         }
-        let nodes = self.objects.graphs.raw_nodes(&behind.nodes)?;
-        let (graph, _) = self.graph_ready(shared, body.object)?;
-        self.part_current(shared, body.kind, body.device)?;
-        let size = Size {
-            parts: (1 + nodes.len() as u64).saturating_add(described.inside.parts),
-            height: described.inside.height,
-        };
-        self.objects.graphs.grow(body.object, size)?;
-        let mut raw = CUgraphNode::NULL;
-        driver
-            .add_node(
-                &mut raw,
-                graph,
-                nodes.as_ptr(),
-                behind.edges(),
-                nodes.len(),
-                &mut described.params,
-            )
-            .inspect_err(|_| self.objects.graphs.shrink(body.object, size.parts))?;
-        self.note_described(&described, 0);
-        let mut added = GraphNodeAdded {
-            node: self.objects.graphs.node_handle(raw, body.object)?,
-            ..GraphNodeAdded::default()
-        };
-        self.objects.graphs.nodes.get_mut(added.node)?.parts = size.parts;
-        let mut bodies = Vec::new();
-        match body.kind {
-            CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
-                let given: CUDA_MEM_ALLOC_NODE_PARAMS = out_of_words(&described.params);
-                added.address = given.address;
-                let own = shared.gpu.device(body.device)?.ordinal;
-                let found = shared
-                    .gpu
-                    .devices
-                    .iter()
-                    .find(|device| device.raw as u32 == given.location);
-                let device = found.map_or(own, |device| device.ordinal);
-                let block = (given.address, given.bytes);
-                self.objects.graphs.given(block, body.object, device);
+        if body.kind == CU_GRAPH_NODE_TYPE_GRAPH && body.exec != 0 {
+            let inner = CUgraph(described.params.words[0]);
+            if !host_nodes(session, shared, inner, GRAPH_DEPTH)?.is_empty() {
+                // Host nodes in the new child graph would have no slots.
+                return Err(CUDA_ERROR_NOT_SUPPORTED.into());
             }
-            CU_GRAPH_NODE_TYPE_MEM_FREE => {
-                self.objects
-                    .graphs
-                    .memory
-                    .freed_by(described.params.words[0], body.object);
-            }
-            CU_GRAPH_NODE_TYPE_CONDITIONAL => {
-                let given: CUDA_CONDITIONAL_NODE_PARAMS = out_of_words(&described.params);
-                let count = if given.graphs == 0 {
-                    0
-                } else {
-                    given.size as usize
-                };
-                for index in 0..count {
-                    // SAFETY: the driver's own array of as many graphs as were asked for, valid as long as the node.
-                    let graph = unsafe { *(given.graphs as *const CUgraph).add(index) };
-                    bodies.push(graph);
-                }
-            }
-            CU_GRAPH_NODE_TYPE_GRAPH => {
-                let given: CUDA_CHILD_GRAPH_NODE_PARAMS = one(&mut &behind.rest[..])?;
-                self.objects.graphs.memory.share(given.graph, body.object);
-                if given.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE {
-                    self.objects.graphs.move_into(given.graph, added.node);
-                }
-            }
-            _ => {}
         }
-        added.graphs = bodies.len() as u32;
-        let mut payload = added.as_bytes().to_vec();
-        for graph in bodies {
-            let owner = Owner::Node(added.node);
-            let handle = self
+        part_current(session, shared, body.kind, body.device)?;
+        if body.exec == 0 {
+            if session.objects.graphs.is_filled_inside(body.object) {
+                return Err(CUDA_ERROR_INVALID_VALUE.into());
+            }
+            let grown = replace_size(session, body.object, described.inside)?;
+            driver
+                .node_set(node, &mut described.params)
+                .inspect_err(|_| undo_size(session, body.object, grown))?;
+            let graph = session.objects.graphs.nodes.get(body.object)?.graph;
+            session.objects.graphs.touch(graph);
+        } else {
+            let exec = session.objects.graphs.execs.get(body.exec)?;
+            driver.exec_node_set(exec.raw, node, &mut described.params)?;
+            let what = (node, body.kind, body.device);
+            note_exec_node(session, shared, body.exec, what, &behind.rest);
+        }
+        note_described(session, &described, body.exec);
+        if body.kind == CU_GRAPH_NODE_TYPE_GRAPH && body.exec == 0 {
+            session.objects.graphs.forget_inside(body.object);
+        }
+        return Ok(GraphNodeAdded::default().as_bytes().to_vec());
+    }
+    let nodes = session.objects.graphs.raw_nodes(&behind.nodes)?;
+    let (graph, _) = graph_ready(session, shared, body.object)?;
+    part_current(session, shared, body.kind, body.device)?;
+    let size = Size {
+        parts: (1 + nodes.len() as u64).saturating_add(described.inside.parts),
+        height: described.inside.height,
+    };
+    session.objects.graphs.grow(body.object, size)?;
+    let mut raw = CUgraphNode::NULL;
+    driver
+        .add_node(
+            &mut raw,
+            graph,
+            nodes.as_ptr(),
+            behind.edges(),
+            nodes.len(),
+            &mut described.params,
+        )
+        .inspect_err(|_| session.objects.graphs.shrink(body.object, size.parts))?;
+    note_described(session, &described, 0);
+    let mut added = GraphNodeAdded {
+        node: session.objects.graphs.node_handle(raw, body.object)?,
+        ..GraphNodeAdded::default()
+    };
+    session.objects.graphs.nodes.get_mut(added.node)?.parts = size.parts;
+    let mut bodies = Vec::new();
+    match body.kind {
+        CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
+            let given: CUDA_MEM_ALLOC_NODE_PARAMS = out_of_words(&described.params);
+            added.address = given.address;
+            let own = shared.gpu.device(body.device)?.ordinal;
+            let found = shared
+                .gpu
+                .devices
+                .iter()
+                .find(|device| device.raw as u32 == given.location);
+            let device = found.map_or(own, |device| device.ordinal);
+            let block = (given.address, given.bytes);
+            session.objects.graphs.given(block, body.object, device);
+        }
+        CU_GRAPH_NODE_TYPE_MEM_FREE => {
+            session
                 .objects
                 .graphs
-                .graph_handle(graph, device.ordinal, owner)?;
-            payload.extend_from_slice(handle.as_bytes());
+                .memory
+                .freed_by(described.params.words[0], body.object);
         }
-        Ok(payload)
-    }
-
-    /// Counts a new graph inside a node in place of its present one. Returns the node's sizes before and after, to undo
-    /// the change with [`Session::undo_size`].
-    fn replace_size(&mut self, node: u64, inside: Size) -> Result<(u64, u64), CUresult> {
-        let (graph, before) = {
-            let node = self.objects.graphs.nodes.get(node)?;
-            (node.graph, node.parts)
-        };
-        if inside == Size::default() {
-            return Ok((before, before));
-        }
-        let after = inside.parts.saturating_add(1);
-        let more = Size {
-            parts: after.saturating_sub(before),
-            height: inside.height,
-        };
-        self.objects.graphs.grow(graph, more)?;
-        self.objects.graphs.nodes.get_mut(node)?.parts = after.max(before);
-        Ok((before, after.max(before)))
-    }
-
-    fn undo_size(&mut self, node: u64, (before, after): (u64, u64)) {
-        if let Ok(node) = self.objects.graphs.nodes.get_mut(node) {
-            node.parts = before;
-            let graph = node.graph;
-            self.objects.graphs.shrink(graph, after - before);
-        }
-    }
-
-    /// Makes the context current in which a kernel node will run: a part of the device, if the session is limited to a
-    /// part.
-    pub fn part_current(&self, shared: &Shared, kind: u32, device: u32) -> Result<(), CUresult> {
-        if kind != CU_GRAPH_NODE_TYPE_KERNEL {
-            return Ok(());
-        }
-        match self.part_of(shared, shared.gpu.device(device)?)? {
-            Some(part) => {
-                shared.gpu.devices[part.device].make_part_current(&shared.gpu.driver, &part)
-            }
-            None => Ok(()),
-        }
-    }
-
-    pub fn note_described(&mut self, described: &Described, exec: u64) {
-        if described.prints {
-            self.objects.graphs.prints = true;
-            if let Ok(exec) = self.objects.graphs.execs.get_mut(exec) {
-                exec.prints = true;
-            }
-        }
-        if let Some(handle) = described.refers {
-            self.objects.graphs.refer_to(handle);
-            self.note_recorded_by_graphs(handle);
-        }
-    }
-
-    /// Checks the parameters of a node of this kind, and translates them to the driver's form. `into` is the graph to
-    /// which the node is added; `None` if an existing node is changed.
-    pub fn describe_node(
-        &mut self,
-        shared: &Shared,
-        (device, context): (Ordinal, CUcontext),
-        (kind, into): (u32, Option<u64>),
-        bytes: &[u8],
-    ) -> Result<Described, CallError> {
-        let mut described = Described::new(kind);
-        let mut bytes = bytes;
-        let params = &mut described.params;
-        match kind {
-            CU_GRAPH_NODE_TYPE_KERNEL => {
-                let body: KernelNode = one(&mut bytes)?;
-                let function = self.function(shared, body.function)?;
-                let len = body.param_len as usize;
-                if len > PARAMS_MAX || len > bytes.len() {
-                    return Err(CallError::Violation(format!("{len} bytes of parameters")));
-                }
-                if body.param_len < function.param_bytes {
-                    return Err(CUDA_ERROR_INVALID_VALUE.into());
-                }
-                described.prints = function.prints;
-                described.refers = Some(function.image);
-                let function = function.raw;
-                described._bytes = match self.note_params(bytes.as_ptr(), len) {
-                    true => self.translate(bytes.as_ptr(), len),
-                    false => bytes[..len].to_vec(),
-                };
-                let base = described._bytes.as_ptr() as u64;
-                for (offset, size) in layout(shared, function) {
-                    if offset + size > len {
-                        return Err(CUDA_ERROR_INVALID_VALUE.into());
-                    }
-                    described._pointers.push(base + offset as u64);
-                }
-                let kernel = CUDA_KERNEL_NODE_PARAMS {
-                    function: function.0,
-                    grid: body.grid,
-                    block: body.block,
-                    shared: body.shared,
-                    params: described._pointers.as_ptr() as u64,
-                    ..CUDA_KERNEL_NODE_PARAMS::default()
-                };
-                into_words(params, &kernel);
-            }
-            CU_GRAPH_NODE_TYPE_MEMCPY => {
-                let body: CUDA_MEMCPY3D = one(&mut bytes)?;
-                let copy = self.checked_copy(body)?;
-                into_words(params, &0u64);
-                params.words[1] = context.0;
-                params.words.as_mut_bytes()[16..16 + size_of::<CUDA_MEMCPY3D>()]
-                    .copy_from_slice(copy.as_bytes());
-            }
-            CU_GRAPH_NODE_TYPE_MEMSET => {
-                let mut body: CUDA_MEMSET_NODE_PARAMS = one(&mut bytes)?;
-                body.to = self.place_of(body.to);
-                let len = memset_extent(body.element, body.width, body.height, body.pitch)?;
-                self.check_device(body.to, len)?;
-                self.check_writable(body.to)?;
-                into_words(params, &body);
-                params.words[5] = context.0;
-            }
-            CU_GRAPH_NODE_TYPE_EMPTY => {}
-            CU_GRAPH_NODE_TYPE_GRAPH => {
-                let mut body: CUDA_CHILD_GRAPH_NODE_PARAMS = one(&mut bytes)?;
-                let graph = self.objects.graphs.graphs.get(body.graph)?;
-                let moves = body.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
-                // A graph cannot be moved into itself.
-                let can_move = graph.owner == Owner::Client
-                    && into.is_some_and(|into| !self.objects.graphs.is_inside(into, body.graph));
-                if moves && !can_move || graph.filling {
-                    return Err(CUDA_ERROR_INVALID_VALUE.into());
-                }
-                body.graph = graph.raw.0;
-                described.inside = graph.size;
-                into_words(params, &body);
-            }
-            CU_GRAPH_NODE_TYPE_WAIT_EVENT | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
-                let handle: u64 = one(&mut bytes)?;
-                params.words[0] = self.objects.events.get(handle)?.raw.0;
-                described.refers = Some(handle);
-            }
-            CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
-                let mut body: CUDA_MEM_ALLOC_NODE_PARAMS = one(&mut bytes)?;
-                if body.access_count > ACCESS_MOST {
-                    return Err(CUDA_ERROR_INVALID_VALUE.into());
-                }
-                body.location = shared.gpu.device(body.location)?.raw as u32;
-                for access in take::<Access>(&mut bytes, body.access_count as usize)? {
-                    described._access.push(CUmemAccessDesc {
-                        location: CUmemLocation {
-                            kind: access.kind,
-                            id: shared.gpu.device(access.id as u32)?.raw,
-                        },
-                        flags: access.flags,
-                    });
-                }
-                body.security = 0;
-                body.access = if described._access.is_empty() {
-                    0
-                } else {
-                    described._access.as_ptr() as u64
-                };
-                into_words(params, &body);
-            }
-            CU_GRAPH_NODE_TYPE_MEM_FREE => {
-                let address: u64 = one(&mut bytes)?;
-                self.check_device(address, 1)?;
-                params.words[0] = address;
-            }
-            CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
-                let body: BatchNode = one(&mut bytes)?;
-                if body.count > OPERATIONS_MOST {
-                    return Err(CUDA_ERROR_INVALID_VALUE.into());
-                }
-                described._operations = take(&mut bytes, body.count as usize)?;
-                for operation in &mut described._operations {
-                    self.check_memory_operation(operation)?;
-                    let [kind, address, value, flags, ..] = *operation;
-                    let awaited = &mut self.objects.graphs.awaited;
-                    awaited.note(device, kind as u32, address, value, flags as u32)?;
-                }
-                let batch = CUDA_BATCH_MEM_OP_NODE_PARAMS {
-                    context: context.0,
-                    count: body.count,
-                    operations: described._operations.as_ptr() as u64,
-                    flags: body.flags,
-                    ..CUDA_BATCH_MEM_OP_NODE_PARAMS::default()
-                };
-                into_words(params, &batch);
-            }
-            CU_GRAPH_NODE_TYPE_HOST => {
-                let body: HostNode = one(&mut bytes)?;
-                // Each instance gets slots of its own.
-                described.host(self.host_operations(0, body.token)?, context);
-            }
-            CU_GRAPH_NODE_TYPE_CONDITIONAL => {
-                let mut body: CUDA_CONDITIONAL_NODE_PARAMS = one(&mut bytes)?;
-                // The driver does not check the number of bodies.
-                if body.size > BODIES_MOST
-                    || !self.objects.graphs.conditions.contains_key(&body.handle)
-                {
-                    return Err(CUDA_ERROR_INVALID_VALUE.into());
-                }
-                body.context = context.0;
-                body.graphs = 0;
-                described.inside = Size {
-                    parts: body.size.into(),
-                    height: 1,
-                };
-                into_words(params, &body);
-            }
-            _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
-        }
-        Ok(described)
-    }
-
-    /// Translates a copy, after checking that both sides are the session's memory.
-    fn checked_copy(&mut self, mut copy: CUDA_MEMCPY3D) -> Result<CUDA_MEMCPY3D, CUresult> {
-        copy.src_device = self.place_of(copy.src_device);
-        copy.dst_device = self.place_of(copy.dst_device);
-        let from = Rows {
-            at: [copy.src_x, copy.src_y, copy.src_z],
-            pitch: copy.src_pitch,
-            rows: copy.src_height,
-        };
-        let to = Rows {
-            at: [copy.dst_x, copy.dst_y, copy.dst_z],
-            pitch: copy.dst_pitch,
-            rows: copy.dst_height,
-        };
-        let size = [copy.width, copy.height, copy.depth];
-        let check = |kind: u32, host: u64, device: u64, rows: Rows| match kind {
-            CU_MEMORYTYPE_HOST => self.check_reachable(host, rows.extent(size)?),
-            CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => {
-                self.check_device(device, rows.extent(size)?)
-            }
-            CU_MEMORYTYPE_ARRAY => Ok(()),
-            _ => Err(CUDA_ERROR_INVALID_VALUE),
-        };
-        check(copy.src_type, copy.src_host, copy.src_device, from)?;
-        check(copy.dst_type, copy.dst_host, copy.dst_device, to)?;
-        match copy.dst_type {
-            CU_MEMORYTYPE_HOST => self.check_writable(copy.dst_host)?,
-            CU_MEMORYTYPE_ARRAY => {}
-            _ => self.check_writable(copy.dst_device)?,
-        }
-        (copy.src_context, copy.dst_context) = (0, 0);
-        for (kind, array) in [
-            (copy.src_type, &mut copy.src_array),
-            (copy.dst_type, &mut copy.dst_array),
-        ] {
-            *array = match kind {
-                CU_MEMORYTYPE_ARRAY if *array != 0 => self.bind(*array)?.0,
-                _ => 0,
+        CU_GRAPH_NODE_TYPE_CONDITIONAL => {
+            let given: CUDA_CONDITIONAL_NODE_PARAMS = out_of_words(&described.params);
+            let count = if given.graphs == 0 {
+                0
+            } else {
+                given.size as usize
             };
+            for index in 0..count {
+                // SAFETY: the driver's own array of as many graphs as were asked for, valid as long as the node.
+                let graph = unsafe { *(given.graphs as *const CUgraph).add(index) };
+                bodies.push(graph);
+            }
         }
-        Ok(copy)
+        CU_GRAPH_NODE_TYPE_GRAPH => {
+            let given: CUDA_CHILD_GRAPH_NODE_PARAMS = one(&mut &behind.rest[..])?;
+            session
+                .objects
+                .graphs
+                .memory
+                .share(given.graph, body.object);
+            if given.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE {
+                session.objects.graphs.move_into(given.graph, added.node);
+            }
+        }
+        _ => {}
     }
+    added.graphs = bodies.len() as u32;
+    let mut payload = added.as_bytes().to_vec();
+    for graph in bodies {
+        let owner = Owner::Node(added.node);
+        let handle = session
+            .objects
+            .graphs
+            .graph_handle(graph, device.ordinal, owner)?;
+        payload.extend_from_slice(handle.as_bytes());
+    }
+    Ok(payload)
+}
 
-    /// Checks that a stream memory operation has a known kind, and that its address is the session's.
-    fn check_memory_operation(&self, operation: &mut [u64; 6]) -> Result<(), CUresult> {
-        const FLUSH: u32 = 3;
-        const BARRIER: u32 = 6;
-        operation[1] = self.place_of(operation[1]);
-        let [kind, address, ..] = *operation;
-        let bytes = match kind as u32 {
-            1 | 2 => 4,
-            4 | 5 => 8,
-            FLUSH | BARRIER => return Ok(()),
-            _ => return Err(CUDA_ERROR_INVALID_VALUE),
-        };
-        // Only the driver may set the alias.
-        operation[4] = 0;
-        self.check_device(address, bytes)?;
-        match kind as u32 {
-            2 | 5 => self.check_writable(address),
-            _ => Ok(()),
+/// Counts a new graph inside a node in place of its present one. Returns the node's sizes before and after, to undo
+/// the change with [`undo_size`].
+fn replace_size(session: &mut Session, node: u64, inside: Size) -> Result<(u64, u64), CUresult> {
+    let (graph, before) = {
+        let node = session.objects.graphs.nodes.get(node)?;
+        (node.graph, node.parts)
+    };
+    if inside == Size::default() {
+        return Ok((before, before));
+    }
+    let after = inside.parts.saturating_add(1);
+    let more = Size {
+        parts: after.saturating_sub(before),
+        height: inside.height,
+    };
+    session.objects.graphs.grow(graph, more)?;
+    session.objects.graphs.nodes.get_mut(node)?.parts = after.max(before);
+    Ok((before, after.max(before)))
+}
+
+fn undo_size(session: &mut Session, node: u64, (before, after): (u64, u64)) {
+    if let Ok(node) = session.objects.graphs.nodes.get_mut(node) {
+        node.parts = before;
+        let graph = node.graph;
+        session.objects.graphs.shrink(graph, after - before);
+    }
+}
+
+/// Makes the context current in which a kernel node will run: a part of the device, if the session is limited to a
+/// part.
+pub fn part_current(
+    session: &Session,
+    shared: &Shared,
+    kind: u32,
+    device: u32,
+) -> Result<(), CUresult> {
+    if kind != CU_GRAPH_NODE_TYPE_KERNEL {
+        return Ok(());
+    }
+    match part_of(session, shared, shared.gpu.device(device)?)? {
+        Some(part) => shared.gpu.devices[part.device].make_part_current(&shared.gpu.driver, &part),
+        None => Ok(()),
+    }
+}
+
+pub fn note_described(session: &mut Session, described: &Described, exec: u64) {
+    if described.prints {
+        session.objects.graphs.prints = true;
+        if let Ok(exec) = session.objects.graphs.execs.get_mut(exec) {
+            exec.prints = true;
         }
+    }
+    if let Some(handle) = described.refers {
+        session.objects.graphs.refer_to(handle);
+        session.note_recorded_by_graphs(handle);
+    }
+}
+
+/// Checks the parameters of a node of this kind, and translates them to the driver's form. `into` is the graph to
+/// which the node is added; `None` if an existing node is changed.
+pub fn describe_node(
+    session: &mut Session,
+    shared: &Shared,
+    (device, context): (Ordinal, CUcontext),
+    (kind, into): (u32, Option<u64>),
+    bytes: &[u8],
+) -> Result<Described, CallError> {
+    let mut described = Described::new(kind);
+    let mut bytes = bytes;
+    let params = &mut described.params;
+    match kind {
+        CU_GRAPH_NODE_TYPE_KERNEL => {
+            let body: KernelNode = one(&mut bytes)?;
+            let function = function::function(session, shared, body.function)?;
+            let len = body.param_len as usize;
+            if len > PARAMS_MAX || len > bytes.len() {
+                return Err(CallError::Violation(format!("{len} bytes of parameters")));
+            }
+            if body.param_len < function.param_bytes {
+                return Err(CUDA_ERROR_INVALID_VALUE.into());
+            }
+            described.prints = function.prints;
+            described.refers = Some(function.image);
+            let function = function.raw;
+            described._bytes = match session.note_params(bytes.as_ptr(), len) {
+                true => session.translate(bytes.as_ptr(), len),
+                false => bytes[..len].to_vec(),
+            };
+            let base = described._bytes.as_ptr() as u64;
+            for (offset, size) in layout(shared, function) {
+                if offset + size > len {
+                    return Err(CUDA_ERROR_INVALID_VALUE.into());
+                }
+                described._pointers.push(base + offset as u64);
+            }
+            let kernel = CUDA_KERNEL_NODE_PARAMS {
+                function: function.0,
+                grid: body.grid,
+                block: body.block,
+                shared: body.shared,
+                params: described._pointers.as_ptr() as u64,
+                ..CUDA_KERNEL_NODE_PARAMS::default()
+            };
+            into_words(params, &kernel);
+        }
+        CU_GRAPH_NODE_TYPE_MEMCPY => {
+            let body: CUDA_MEMCPY3D = one(&mut bytes)?;
+            let copy = checked_copy(session, body)?;
+            into_words(params, &0u64);
+            params.words[1] = context.0;
+            params.words.as_mut_bytes()[16..16 + size_of::<CUDA_MEMCPY3D>()]
+                .copy_from_slice(copy.as_bytes());
+        }
+        CU_GRAPH_NODE_TYPE_MEMSET => {
+            let mut body: CUDA_MEMSET_NODE_PARAMS = one(&mut bytes)?;
+            body.to = session.place_of(body.to);
+            let len = memset_extent(body.element, body.width, body.height, body.pitch)?;
+            session.check_device(body.to, len)?;
+            session.check_writable(body.to)?;
+            into_words(params, &body);
+            params.words[5] = context.0;
+        }
+        CU_GRAPH_NODE_TYPE_EMPTY => {}
+        CU_GRAPH_NODE_TYPE_GRAPH => {
+            let mut body: CUDA_CHILD_GRAPH_NODE_PARAMS = one(&mut bytes)?;
+            let graph = session.objects.graphs.graphs.get(body.graph)?;
+            let moves = body.ownership == CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE;
+            // A graph cannot be moved into itself.
+            let can_move = graph.owner == Owner::Client
+                && into.is_some_and(|into| !session.objects.graphs.is_inside(into, body.graph));
+            if moves && !can_move || graph.filling {
+                return Err(CUDA_ERROR_INVALID_VALUE.into());
+            }
+            body.graph = graph.raw.0;
+            described.inside = graph.size;
+            into_words(params, &body);
+        }
+        CU_GRAPH_NODE_TYPE_WAIT_EVENT | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
+            let handle: u64 = one(&mut bytes)?;
+            params.words[0] = session.objects.events.get(handle)?.raw.0;
+            described.refers = Some(handle);
+        }
+        CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
+            let mut body: CUDA_MEM_ALLOC_NODE_PARAMS = one(&mut bytes)?;
+            if body.access_count > ACCESS_MOST {
+                return Err(CUDA_ERROR_INVALID_VALUE.into());
+            }
+            body.location = shared.gpu.device(body.location)?.raw as u32;
+            for access in take::<Access>(&mut bytes, body.access_count as usize)? {
+                described._access.push(CUmemAccessDesc {
+                    location: CUmemLocation {
+                        kind: access.kind,
+                        id: shared.gpu.device(access.id as u32)?.raw,
+                    },
+                    flags: access.flags,
+                });
+            }
+            body.security = 0;
+            body.access = if described._access.is_empty() {
+                0
+            } else {
+                described._access.as_ptr() as u64
+            };
+            into_words(params, &body);
+        }
+        CU_GRAPH_NODE_TYPE_MEM_FREE => {
+            let address: u64 = one(&mut bytes)?;
+            session.check_device(address, 1)?;
+            params.words[0] = address;
+        }
+        CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
+            let body: BatchNode = one(&mut bytes)?;
+            if body.count > OPERATIONS_MOST {
+                return Err(CUDA_ERROR_INVALID_VALUE.into());
+            }
+            described._operations = take(&mut bytes, body.count as usize)?;
+            for operation in &mut described._operations {
+                check_memory_operation(session, operation)?;
+                let [kind, address, value, flags, ..] = *operation;
+                let awaited = &mut session.objects.graphs.awaited;
+                awaited.note(device, kind as u32, address, value, flags as u32)?;
+            }
+            let batch = CUDA_BATCH_MEM_OP_NODE_PARAMS {
+                context: context.0,
+                count: body.count,
+                operations: described._operations.as_ptr() as u64,
+                flags: body.flags,
+                ..CUDA_BATCH_MEM_OP_NODE_PARAMS::default()
+            };
+            into_words(params, &batch);
+        }
+        CU_GRAPH_NODE_TYPE_HOST => {
+            let body: HostNode = one(&mut bytes)?;
+            // Each instance gets slots of its own.
+            described.host(host_operations(session, 0, body.token)?, context);
+        }
+        CU_GRAPH_NODE_TYPE_CONDITIONAL => {
+            let mut body: CUDA_CONDITIONAL_NODE_PARAMS = one(&mut bytes)?;
+            // The driver does not check the number of bodies.
+            if body.size > BODIES_MOST
+                || !session.objects.graphs.conditions.contains_key(&body.handle)
+            {
+                return Err(CUDA_ERROR_INVALID_VALUE.into());
+            }
+            body.context = context.0;
+            body.graphs = 0;
+            described.inside = Size {
+                parts: body.size.into(),
+                height: 1,
+            };
+            into_words(params, &body);
+        }
+        _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
+    }
+    Ok(described)
+}
+
+/// Translates a copy, after checking that both sides are the session's memory.
+fn checked_copy(session: &mut Session, mut copy: CUDA_MEMCPY3D) -> Result<CUDA_MEMCPY3D, CUresult> {
+    copy.src_device = session.place_of(copy.src_device);
+    copy.dst_device = session.place_of(copy.dst_device);
+    let from = Rows {
+        at: [copy.src_x, copy.src_y, copy.src_z],
+        pitch: copy.src_pitch,
+        rows: copy.src_height,
+    };
+    let to = Rows {
+        at: [copy.dst_x, copy.dst_y, copy.dst_z],
+        pitch: copy.dst_pitch,
+        rows: copy.dst_height,
+    };
+    let size = [copy.width, copy.height, copy.depth];
+    let check = |kind: u32, host: u64, device: u64, rows: Rows| match kind {
+        CU_MEMORYTYPE_HOST => session.check_reachable(host, rows.extent(size)?),
+        CU_MEMORYTYPE_DEVICE | CU_MEMORYTYPE_UNIFIED => {
+            session.check_device(device, rows.extent(size)?)
+        }
+        CU_MEMORYTYPE_ARRAY => Ok(()),
+        _ => Err(CUDA_ERROR_INVALID_VALUE),
+    };
+    check(copy.src_type, copy.src_host, copy.src_device, from)?;
+    check(copy.dst_type, copy.dst_host, copy.dst_device, to)?;
+    match copy.dst_type {
+        CU_MEMORYTYPE_HOST => session.check_writable(copy.dst_host)?,
+        CU_MEMORYTYPE_ARRAY => {}
+        _ => session.check_writable(copy.dst_device)?,
+    }
+    (copy.src_context, copy.dst_context) = (0, 0);
+    for (kind, array) in [
+        (copy.src_type, &mut copy.src_array),
+        (copy.dst_type, &mut copy.dst_array),
+    ] {
+        *array = match kind {
+            CU_MEMORYTYPE_ARRAY if *array != 0 => reference::bind(session, *array)?.0,
+            _ => 0,
+        };
+    }
+    Ok(copy)
+}
+
+/// Checks that a stream memory operation has a known kind, and that its address is the session's.
+fn check_memory_operation(session: &Session, operation: &mut [u64; 6]) -> Result<(), CUresult> {
+    const FLUSH: u32 = 3;
+    const BARRIER: u32 = 6;
+    operation[1] = session.place_of(operation[1]);
+    let [kind, address, ..] = *operation;
+    let bytes = match kind as u32 {
+        1 | 2 => 4,
+        4 | 5 => 8,
+        FLUSH | BARRIER => return Ok(()),
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    };
+    // Only the driver may set the alias.
+    operation[4] = 0;
+    session.check_device(address, bytes)?;
+    match kind as u32 {
+        2 | 5 => session.check_writable(address),
+        _ => Ok(()),
     }
 }
 

@@ -13,7 +13,10 @@ use crate::engine::base::graph_templates::{
 };
 use crate::engine::base::kinds::Kind;
 use crate::engine::calls::capture::all_nodes;
-use crate::engine::calls::graph::node::Described;
+use crate::engine::calls::graph::described::Described;
+use crate::engine::calls::graph::exec::flags_in_level;
+use crate::engine::calls::graph::node::{describe_node, note_described, part_current};
+use crate::engine::calls::graph::shown::node_as_seen;
 use crate::engine::lasting::{Lasting, Lost, Making};
 use crate::engine::objects::graphs::{Exec, Origin, Owner, Read};
 use crate::engine::objects::pace::Length;
@@ -129,556 +132,566 @@ fn set_attributes(
     Ok(())
 }
 
-impl Session {
-    fn reader(&self) -> Reader {
-        let functions = self.objects.functions.iter_with_handles();
-        Reader {
-            functions: functions.map(|(handle, one)| (one.raw, handle)).collect(),
-            variables: self.ranges(),
-        }
+fn reader_of(session: &Session) -> Reader {
+    let functions = session.objects.functions.iter_with_handles();
+    Reader {
+        functions: functions.map(|(handle, one)| (one.raw, handle)).collect(),
+        variables: session.ranges(),
     }
+}
 
-    /// The contents of a client's graph, which are read once after each change.
-    fn read_graph(
-        &mut self,
-        shared: &Shared,
-        handle: u64,
-        reader: &mut Option<Reader>,
-    ) -> Result<Arc<Read>, Unsaved> {
-        const GONE: Unsaved = "it is gone";
-        let graph = self.objects.graphs.graphs.get(handle).map_err(|_| GONE)?;
-        if let Some(read) = &graph.read {
-            return Ok(Arc::clone(read));
-        }
-        let (raw, device) = (graph.raw, graph.device);
-        let current = shared.gpu.devices[device].make_current(&shared.gpu.driver);
-        current.map_err(refused(shared))?;
-        let sinks = graph.sinks.clone();
-        let reader = reader.get_or_insert_with(|| self.reader());
-        let (mut template, nodes) = self.read(shared, raw, device.into(), reader, 0)?;
-        let places: HashMap<CUgraphNode, u32> = nodes.into_iter().zip(0..).collect();
-        let sinks = sinks.iter().filter_map(|node| places.get(node).copied());
-        template.sinks = sinks.collect();
-        let read = Arc::new(Read { template, places });
-        let graph = self
-            .objects
-            .graphs
-            .graphs
-            .get_mut(handle)
-            .map_err(|_| GONE)?;
-        graph.read = Some(Arc::clone(&read));
-        Ok(read)
+/// The contents of a client's graph, which are read once after each change.
+fn read_graph(
+    session: &mut Session,
+    shared: &Shared,
+    handle: u64,
+    reader: &mut Option<Reader>,
+) -> Result<Arc<Read>, Unsaved> {
+    const GONE: Unsaved = "it is gone";
+    let graph = session
+        .objects
+        .graphs
+        .graphs
+        .get(handle)
+        .map_err(|_| GONE)?;
+    if let Some(read) = &graph.read {
+        return Ok(Arc::clone(read));
     }
+    let (raw, device) = (graph.raw, graph.device);
+    let current = shared.gpu.devices[device].make_current(&shared.gpu.driver);
+    current.map_err(refused(shared))?;
+    let sinks = graph.sinks.clone();
+    let reader = reader.get_or_insert_with(|| reader_of(session));
+    let (mut template, nodes) = read_contents(session, shared, raw, device.into(), reader, 0)?;
+    let places: HashMap<CUgraphNode, u32> = nodes.into_iter().zip(0..).collect();
+    let sinks = sinks.iter().filter_map(|node| places.get(node).copied());
+    template.sinks = sinks.collect();
+    let read = Arc::new(Read { template, places });
+    let graph = session
+        .objects
+        .graphs
+        .graphs
+        .get_mut(handle)
+        .map_err(|_| GONE)?;
+    graph.read = Some(Arc::clone(&read));
+    Ok(read)
+}
 
-    /// Reads the contents of a driver's graph. Also returns its nodes.
-    fn read(
-        &mut self,
-        shared: &Shared,
-        graph: CUgraph,
-        device: u32,
-        reader: &Reader,
-        depth: usize,
-    ) -> Result<(Template, Vec<CUgraphNode>), Unsaved> {
-        if depth > bounds::GRAPH_DEPTH {
-            return Err("it is too deep");
+/// Reads the contents of a driver's graph. Also returns its nodes.
+fn read_contents(
+    session: &mut Session,
+    shared: &Shared,
+    graph: CUgraph,
+    device: u32,
+    reader: &Reader,
+    depth: usize,
+) -> Result<(Template, Vec<CUgraphNode>), Unsaved> {
+    if depth > bounds::GRAPH_DEPTH {
+        return Err("it is too deep");
+    }
+    let nodes = all_nodes(shared, graph).map_err(refused(shared))?;
+    let places: HashMap<CUgraphNode, u32> = nodes.iter().copied().zip(0..).collect();
+    let mut template = Template::default();
+    // A larger graph could not be saved.
+    let mut room = bounds::SAVED_GRAPHS;
+    for node in &nodes {
+        let mut read = read_node(session, shared, *node, device, reader, depth)?;
+        let dependencies = dependencies_of(shared, *node).map_err(refused(shared))?;
+        for (on, data) in dependencies {
+            let on = places.get(&on).ok_or("an edge leads out of it")?;
+            read.dependencies.push((*on, data));
         }
-        let nodes = all_nodes(shared, graph).map_err(refused(shared))?;
-        let places: HashMap<CUgraphNode, u32> = nodes.iter().copied().zip(0..).collect();
-        let mut template = Template::default();
-        // A larger graph could not be saved.
-        let mut room = bounds::SAVED_GRAPHS;
-        for node in &nodes {
-            let mut read = self.read_node(shared, *node, device, reader, depth)?;
-            let dependencies = dependencies_of(shared, *node).map_err(refused(shared))?;
-            for (on, data) in dependencies {
-                let on = places.get(&on).ok_or("an edge leads out of it")?;
-                read.dependencies.push((*on, data));
+        let bytes = 1 + read.does.len() + read.dependencies.len() * size_of::<CUgraphEdgeData>();
+        room = room.checked_sub(bytes).ok_or("it is too large")?;
+        template.nodes.push(read);
+    }
+    Ok((template, nodes))
+}
+
+fn read_node(
+    session: &mut Session,
+    shared: &Shared,
+    node: CUgraphNode,
+    device: u32,
+    reader: &Reader,
+    depth: usize,
+) -> Result<Node, Unsaved> {
+    let driver = &shared.gpu.driver.graph;
+    let mut kind = 0;
+    driver.node_kind(node, &mut kind).map_err(refused(shared))?;
+    let mut read = Node {
+        kind,
+        device,
+        does: Vec::new(),
+        attributes: Attributes::default(),
+        dependencies: Vec::new(),
+        inside: None,
+    };
+    match kind {
+        CU_GRAPH_NODE_TYPE_GRAPH => {
+            let mut inner = CUgraph::NULL;
+            driver
+                .child_get(node, &mut inner)
+                .map_err(refused(shared))?;
+            if session.objects.graphs.has_graph(inner) {
+                return Err("the client knows a graph in a node of it");
             }
-            let bytes =
-                1 + read.does.len() + read.dependencies.len() * size_of::<CUgraphEdgeData>();
-            room = room.checked_sub(bytes).ok_or("it is too large")?;
-            template.nodes.push(read);
+            let (inside, _) = read_contents(session, shared, inner, device, reader, depth + 1)?;
+            read.inside = Some(Box::new(inside));
         }
-        Ok((template, nodes))
+        CU_GRAPH_NODE_TYPE_KERNEL
+        | CU_GRAPH_NODE_TYPE_MEMCPY
+        | CU_GRAPH_NODE_TYPE_MEMSET
+        | CU_GRAPH_NODE_TYPE_EMPTY
+        | CU_GRAPH_NODE_TYPE_WAIT_EVENT
+        | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
+            let known = |raw: CUfunction| reader.functions.get(&raw).copied();
+            let does = node_as_seen(session, shared, node, kind, &known);
+            read.does = does.map_err(refused(shared))?;
+            note_variables(session, &mut read.does, &reader.variables, true)?;
+            can_be_made_again(session, shared, &read)?;
+            if kind == CU_GRAPH_NODE_TYPE_KERNEL {
+                read.attributes = attributes_of(shared, node);
+            }
+        }
+        _ => return Err("it has a node that cannot be made again"),
     }
+    Ok(read)
+}
 
-    fn read_node(
-        &mut self,
-        shared: &Shared,
-        node: CUgraphNode,
-        device: u32,
-        reader: &Reader,
-        depth: usize,
-    ) -> Result<Node, Unsaved> {
-        let driver = &shared.gpu.driver.graph;
-        let mut kind = 0;
-        driver.node_kind(node, &mut kind).map_err(refused(shared))?;
-        let mut read = Node {
-            kind,
-            device,
-            does: Vec::new(),
-            attributes: Attributes::default(),
-            dependencies: Vec::new(),
-            inside: None,
+/// Checks that another server would accept a node and give it the same effect.
+fn can_be_made_again(session: &mut Session, shared: &Shared, node: &Node) -> Result<(), Unsaved> {
+    if node.kind == CU_GRAPH_NODE_TYPE_KERNEL {
+        let kernel = KernelNode::read_from_prefix(&node.does);
+        if !kernel.is_ok_and(|(kernel, _)| kernel.function != 0) {
+            return Err("it has a kernel that the client knows no more");
+        }
+    }
+    let described = describe_template_node(session, shared, node);
+    described.map(drop).map_err(|_| "it refers to what is gone")
+}
+
+/// Notes the variables whose addresses a node contains, because a launch may write them, and replaces the addresses
+/// by the addresses known to the client. `is_raw`: the node contains the driver's addresses.
+///
+/// # Errors
+/// If the node contains an address near a variable that the client does not know: it has another address in another
+/// server.
+fn note_variables(
+    session: &mut Session,
+    does: &mut [u8],
+    variables: &[(u64, u64)],
+    is_raw: bool,
+) -> Result<(), Unsaved> {
+    for bytes in does.as_chunks_mut::<8>().0 {
+        let word = u64::from_le_bytes(*bytes);
+        let place = match is_raw {
+            true => word,
+            false => session.place_of(word),
         };
-        match kind {
-            CU_GRAPH_NODE_TYPE_GRAPH => {
-                let mut inner = CUgraph::NULL;
-                driver
-                    .child_get(node, &mut inner)
-                    .map_err(refused(shared))?;
-                if self.objects.graphs.has_graph(inner) {
-                    return Err("the client knows a graph in a node of it");
-                }
-                let (inside, _) = self.read(shared, inner, device, reader, depth + 1)?;
-                read.inside = Some(Box::new(inside));
+        let below = session.objects.globals.range(..=place).next_back();
+        match below.filter(|(start, global)| place - **start < global.len) {
+            Some((start, _)) => {
+                session.objects.graphs.note_named(*start);
+                *bytes = session.known_as(place).to_le_bytes();
             }
-            CU_GRAPH_NODE_TYPE_KERNEL
-            | CU_GRAPH_NODE_TYPE_MEMCPY
-            | CU_GRAPH_NODE_TYPE_MEMSET
-            | CU_GRAPH_NODE_TYPE_EMPTY
-            | CU_GRAPH_NODE_TYPE_WAIT_EVENT
-            | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
-                let known = |raw: CUfunction| reader.functions.get(&raw).copied();
-                let does = self.node_as_seen(shared, node, kind, &known);
-                read.does = does.map_err(refused(shared))?;
-                self.note_variables(&mut read.does, &reader.variables, true)?;
-                self.can_be_made_again(shared, &read)?;
-                if kind == CU_GRAPH_NODE_TYPE_KERNEL {
-                    read.attributes = attributes_of(shared, node);
-                }
+            None if may_have_address(bytes) && has_address(bytes, variables) => {
+                return Err("it has an address near a variable");
             }
-            _ => return Err("it has a node that cannot be made again"),
-        }
-        Ok(read)
-    }
-
-    /// Checks that another server would accept a node and give it the same effect.
-    fn can_be_made_again(&mut self, shared: &Shared, node: &Node) -> Result<(), Unsaved> {
-        if node.kind == CU_GRAPH_NODE_TYPE_KERNEL {
-            let kernel = KernelNode::read_from_prefix(&node.does);
-            if !kernel.is_ok_and(|(kernel, _)| kernel.function != 0) {
-                return Err("it has a kernel that the client knows no more");
-            }
-        }
-        let described = self.describe_template_node(shared, node);
-        described.map(drop).map_err(|_| "it refers to what is gone")
-    }
-
-    /// Notes the variables whose addresses a node contains, because a launch may write them, and replaces the addresses
-    /// by the addresses known to the client. `is_raw`: the node contains the driver's addresses.
-    ///
-    /// # Errors
-    /// If the node contains an address near a variable that the client does not know: it has another address in another
-    /// server.
-    fn note_variables(
-        &mut self,
-        does: &mut [u8],
-        variables: &[(u64, u64)],
-        is_raw: bool,
-    ) -> Result<(), Unsaved> {
-        for bytes in does.as_chunks_mut::<8>().0 {
-            let word = u64::from_le_bytes(*bytes);
-            let place = match is_raw {
-                true => word,
-                false => self.place_of(word),
-            };
-            let below = self.objects.globals.range(..=place).next_back();
-            match below.filter(|(start, global)| place - **start < global.len) {
-                Some((start, _)) => {
-                    self.objects.graphs.note_named(*start);
-                    *bytes = self.known_as(place).to_le_bytes();
-                }
-                None if may_have_address(bytes) && has_address(bytes, variables) => {
-                    return Err("it has an address near a variable");
-                }
-                None => {}
-            }
-        }
-        Ok(())
-    }
-
-    /// Translates a saved node to the driver's form, and notes the variables whose addresses it contains.
-    fn realise_node(&mut self, shared: &Shared, node: &Node) -> Result<Described, CallError> {
-        // Cannot fail: the addresses were checked when the graph was saved.
-        let _ = self.note_variables(&mut node.does.clone(), &[], false);
-        self.describe_template_node(shared, node)
-    }
-
-    fn describe_template_node(
-        &mut self,
-        shared: &Shared,
-        node: &Node,
-    ) -> Result<Described, CallError> {
-        let device = shared.gpu.device(node.device)?;
-        let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
-        let on = (device.ordinal, context);
-        self.describe_node(shared, on, (node.kind, None), &node.does)
-    }
-
-    /// Contents of a new instance of a graph: those of the graph at present. `None` if they cannot be saved.
-    pub fn origin(&mut self, shared: &Shared, graph: u64) -> Option<Origin> {
-        // The contents would not be used.
-        if !self.lasting.kept || self.objects.graphs.may_not_be_saved().is_some() {
-            self.objects.graphs.note_unread();
-            return None;
-        }
-        match self.read_graph(shared, graph, &mut None) {
-            Ok(read) => Some(Origin {
-                read,
-                graph,
-                changed: BTreeMap::new(),
-                disabled: BTreeSet::new(),
-            }),
-            Err(why) => {
-                tracing::debug!(why, "a graph cannot be made again elsewhere");
-                self.objects.graphs.note_unread();
-                None
-            }
+            None => {}
         }
     }
+    Ok(())
+}
 
-    /// Notes that a node of an instance has been changed.
-    pub fn note_exec_node(
-        &mut self,
-        shared: &Shared,
-        exec: u64,
-        (node, kind, device): (CUgraphNode, u32, u32),
-        does: &[u8],
-    ) {
-        let found = match kind {
-            CU_GRAPH_NODE_TYPE_KERNEL
-            | CU_GRAPH_NODE_TYPE_MEMCPY
-            | CU_GRAPH_NODE_TYPE_MEMSET
-            | CU_GRAPH_NODE_TYPE_WAIT_EVENT
-            | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
-                let mut node = Node {
-                    kind,
-                    device,
-                    does: does.to_vec(),
-                    attributes: Attributes::default(),
-                    dependencies: Vec::new(),
-                    inside: None,
-                };
-                let variables = match may_have_address(&node.does) {
-                    true => self.ranges(),
-                    false => Vec::new(),
-                };
-                let can = self
-                    .note_variables(&mut node.does, &variables, false)
-                    .and_then(|()| self.can_be_made_again(shared, &node));
-                can.ok().map(|()| node.does)
-            }
-            _ => None,
-        };
-        if found.is_none() {
-            self.objects.graphs.note_unread();
-        }
-        self.objects.graphs.touch_exec(exec, |origin| {
-            let place = *origin.read.places.get(&node)?;
-            origin.changed.insert(place, found?);
-            Some(())
-        });
+/// Translates a saved node to the driver's form, and notes the variables whose addresses it contains.
+fn realise_node(
+    session: &mut Session,
+    shared: &Shared,
+    node: &Node,
+) -> Result<Described, CallError> {
+    // Cannot fail: the addresses were checked when the graph was saved.
+    let _ = note_variables(session, &mut node.does.clone(), &[], false);
+    describe_template_node(session, shared, node)
+}
+
+fn describe_template_node(
+    session: &mut Session,
+    shared: &Shared,
+    node: &Node,
+) -> Result<Described, CallError> {
+    let device = shared.gpu.device(node.device)?;
+    let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    let on = (device.ordinal, context);
+    describe_node(session, shared, on, (node.kind, None), &node.does)
+}
+
+/// Contents of a new instance of a graph: those of the graph at present. `None` if they cannot be saved.
+pub fn origin(session: &mut Session, shared: &Shared, graph: u64) -> Option<Origin> {
+    // The contents would not be used.
+    if !session.lasting.kept || session.objects.graphs.may_not_be_saved().is_some() {
+        session.objects.graphs.note_unread();
+        return None;
     }
-
-    /// Saves the graphs and instances that have changed. The session must be at rest.
-    pub fn save_graphs(&mut self, shared: &Shared) {
-        let outcome = self.write_graphs(shared);
-        self.objects.graphs.note_saved(outcome.is_ok());
-        let session = self.shared.info.session;
-        match outcome {
-            Ok(bytes) => tracing::debug!(session, bytes, "graphs: saved"),
-            Err(why) => {
-                tracing::debug!(session, why, "graphs: not saved");
-                self.objects.graphs.note_unread();
-            }
-        }
-    }
-
-    /// Returns the number of bytes written, or why not all graphs could be saved.
-    fn write_graphs(&mut self, shared: &Shared) -> Result<usize, Unsaved> {
-        if let Some(why) = self.objects.graphs.may_not_be_saved() {
-            return Err(why);
-        }
-        let mut reader = None;
-        let mut written = 0;
-        for handle in self.objects.graphs.graphs.handles() {
-            let Ok(graph) = self.objects.graphs.graphs.get(handle) else {
-                continue;
-            };
-            if graph.owner != Owner::Client {
-                return Err("the client knows a graph in a node of another");
-            }
-            if graph.written {
-                continue;
-            }
-            let read = self.read_graph(shared, handle, &mut reader)?;
-            let Ok(graph) = self.objects.graphs.graphs.get(handle) else {
-                continue;
-            };
-            let known = graph.nodes().filter_map(|node| {
-                let own = self.objects.graphs.nodes.get(node).ok()?;
-                Some((*read.places.get(&own.raw)?, node, own.parts))
-            });
-            let saved = SavedGraph {
-                device: graph.device.into(),
-                parts: graph.size.parts,
-                height: graph.size.height,
-                template: read.template.clone(),
-                handles: known.collect(),
-            };
-            written += self.append_saved::<Graph>(handle, &saved)?;
-            if let Ok(graph) = self.objects.graphs.graphs.get_mut(handle) {
-                graph.written = true;
-            }
-        }
-        for handle in self.objects.graphs.execs.handles() {
-            let Ok(exec) = self.objects.graphs.execs.get(handle) else {
-                continue;
-            };
-            let origin = exec.origin.as_ref();
-            let origin = origin.ok_or("what an instance does is not known")?;
-            let from = match self.objects.graphs.graphs.get(origin.graph) {
-                Ok(graph) => {
-                    let same = graph.read.as_ref();
-                    let same = same.is_some_and(|read| read.template == origin.read.template);
-                    if !same {
-                        return Err("a graph has changed since an instance was made of it");
-                    }
-                    Source::Graph(origin.graph)
-                }
-                Err(_) => Source::Template(origin.read.template.clone()),
-            };
-            if exec.written {
-                continue;
-            }
-            let saved = SavedExec {
-                device: exec.device.into(),
-                flags: exec.flags,
-                parts: exec.parts,
-                prints: exec.prints,
-                from,
-                changed: origin.changed.clone(),
-                disabled: origin.disabled.clone(),
-            };
-            written += self.append_saved::<GraphExec>(handle, &saved)?;
-            if let Ok(exec) = self.objects.graphs.execs.get_mut(handle) {
-                exec.written = true;
-            }
-        }
-        Ok(written)
-    }
-
-    fn append_saved<K: Lasting>(&mut self, key: u64, state: &K::State) -> Result<usize, Unsaved> {
-        let record = Record::of(K::KIND, 0, key, state);
-        let len = record.bytes.len();
-        let others = self.objects.graphs.bytes_but(key);
-        if others + len > bounds::SAVED_GRAPHS {
-            return Err("they are too large");
-        }
-        if !self.shared.description.append(&record) {
-            return Err("there is no room for them");
-        }
-        self.objects.graphs.note_bytes(key, len);
-        Ok(len)
-    }
-
-    /// Restores a graph of the previous server from its record.
-    ///
-    /// # Errors
-    /// Driver errors; `CUDA_ERROR_INVALID_VALUE` for an incomplete record.
-    fn restore_graph(
-        &mut self,
-        shared: &Shared,
-        record: &Record,
-        saved: SavedGraph,
-    ) -> Result<(), CallError> {
-        let device = shared.gpu.device(saved.device)?.ordinal;
-        let (raw, nodes) = self.build(shared, &saved.template, saved.device)?;
-        let size = saved.size();
-        let places = nodes.iter().copied().zip(0..).collect();
-        let read = Arc::new(Read {
-            template: saved.template,
-            places,
-        });
-        let known = saved.handles.iter().filter_map(|(place, handle, parts)| {
-            let raw = nodes.get(*place as usize)?;
-            Some((*handle, *raw, *parts))
-        });
-        let sinks = read.template.sinks.iter();
-        let sinks = sinks.filter_map(|sink| nodes.get(*sink as usize).copied());
-        let sinks = sinks.collect();
-        let graphs = &mut self.objects.graphs;
-        let restored = graphs.restore_graph((record.key, raw), (device, size), read, sinks, known);
-        graphs.note_bytes(record.key, record.bytes.len());
-        Ok(restored?)
-    }
-
-    /// Restores an instance of a graph from its record.
-    ///
-    /// # Errors
-    /// Driver errors; `CUDA_ERROR_INVALID_VALUE` for an incomplete record.
-    fn restore_exec(
-        &mut self,
-        shared: &Shared,
-        record: &Record,
-        saved: SavedExec,
-    ) -> Result<(), CallError> {
-        let driver = &shared.gpu.driver.graph;
-        let device = shared.gpu.device(saved.device)?.ordinal;
-        // A graph that has been destroyed is built only for the instantiation.
-        let (graph, raw, read) = match saved.from {
-            Source::Graph(handle) => {
-                let graph = self.objects.graphs.graphs.get(handle)?;
-                let read = graph.read.clone().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-                (handle, graph.raw, read)
-            }
-            Source::Template(template) => {
-                let (raw, nodes) = self.build(shared, &template, saved.device)?;
-                let places = nodes.into_iter().zip(0..).collect();
-                (0, raw, Arc::new(Read { template, places }))
-            }
-        };
-        shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
-        let origin = Origin {
+    match read_graph(session, shared, graph, &mut None) {
+        Ok(read) => Some(Origin {
             read,
             graph,
-            changed: saved.changed,
-            disabled: saved.disabled,
-        };
-        let mut made = CUgraphExec::NULL;
-        let flags = self.flags_in_level(saved.flags, device) & !CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
-        let instantiated = driver
-            .instantiate(&mut made, raw, flags)
-            .map_err(CallError::from)
-            .and_then(|()| self.change_exec(shared, made, &origin));
-        let fill = super::exec::fill_of(shared, raw, device);
-        if graph == 0 {
-            let _ = driver.destroy(raw);
+            changed: BTreeMap::new(),
+            disabled: BTreeSet::new(),
+        }),
+        Err(why) => {
+            tracing::debug!(why, "a graph cannot be made again elsewhere");
+            session.objects.graphs.note_unread();
+            None
         }
-        instantiated?;
-        self.objects.graphs.hold(saved.parts)?;
-        let exec = Exec {
-            raw: made,
-            device,
-            prints: saved.prints,
-            length: Length::Unknown,
-            fill,
-            parts: saved.parts,
-            slots: Vec::new(),
-            flags: saved.flags,
-            origin: Some(origin),
-            written: true,
-        };
-        self.objects.graphs.execs.restore(record.key, exec)?;
-        self.objects
-            .graphs
-            .note_bytes(record.key, record.bytes.len());
-        Ok(())
     }
+}
 
-    /// Applies the recorded changes of an instance to its replacement.
-    fn change_exec(
-        &mut self,
-        shared: &Shared,
-        exec: CUgraphExec,
-        origin: &Origin,
-    ) -> Result<(), CallError> {
-        let places = origin.read.places.iter();
-        let nodes: HashMap<u32, CUgraphNode> = places.map(|(raw, place)| (*place, *raw)).collect();
-        let node_at = |place: &u32| nodes.get(place).copied().ok_or(CUDA_ERROR_INVALID_VALUE);
-        for (place, does) in &origin.changed {
-            let raw = node_at(place)?;
-            let before = origin.read.template.nodes.get(*place as usize);
-            let node = Node {
-                does: does.clone(),
-                ..before.cloned().ok_or(CUDA_ERROR_INVALID_VALUE)?
+/// Notes that a node of an instance has been changed.
+pub fn note_exec_node(
+    session: &mut Session,
+    shared: &Shared,
+    exec: u64,
+    (node, kind, device): (CUgraphNode, u32, u32),
+    does: &[u8],
+) {
+    let found = match kind {
+        CU_GRAPH_NODE_TYPE_KERNEL
+        | CU_GRAPH_NODE_TYPE_MEMCPY
+        | CU_GRAPH_NODE_TYPE_MEMSET
+        | CU_GRAPH_NODE_TYPE_WAIT_EVENT
+        | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
+            let mut node = Node {
+                kind,
+                device,
+                does: does.to_vec(),
+                attributes: Attributes::default(),
+                dependencies: Vec::new(),
+                inside: None,
             };
-            let mut described = self.realise_node(shared, &node)?;
-            self.part_current(shared, node.kind, node.device)?;
-            let driver = &shared.gpu.driver.graph;
-            driver.exec_node_set(exec, raw, &mut described.params)?;
-            self.note_described(&described, 0);
+            let variables = match may_have_address(&node.does) {
+                true => session.ranges(),
+                false => Vec::new(),
+            };
+            let can = note_variables(session, &mut node.does, &variables, false)
+                .and_then(|()| can_be_made_again(session, shared, &node));
+            can.ok().map(|()| node.does)
         }
-        for place in &origin.disabled {
-            let raw = node_at(place)?;
-            shared.gpu.driver.graph.set_enabled(exec, raw, 0)?;
-        }
-        Ok(())
+        _ => None,
+    };
+    if found.is_none() {
+        session.objects.graphs.note_unread();
     }
+    session.objects.graphs.touch_exec(exec, |origin| {
+        let place = *origin.read.places.get(&node)?;
+        origin.changed.insert(place, found?);
+        Some(())
+    });
+}
 
-    /// Builds a driver's graph from a template. Also returns its nodes.
-    fn build(
-        &mut self,
-        shared: &Shared,
-        template: &Template,
-        device: u32,
-    ) -> Result<(CUgraph, Vec<CUgraphNode>), CallError> {
-        let driver = &shared.gpu.driver.graph;
-        shared
-            .gpu
-            .device(device)?
-            .make_current(&shared.gpu.driver)?;
-        let mut graph = CUgraph::NULL;
-        driver.create(&mut graph, 0)?;
-        match self.fill(shared, graph, template) {
-            Ok(nodes) => Ok((graph, nodes)),
-            Err(error) => {
-                let _ = driver.destroy(graph);
-                Err(error)
-            }
+/// Saves the graphs and instances that have changed. The session must be at rest.
+pub fn save_graphs(session: &mut Session, shared: &Shared) {
+    let outcome = write_graphs(session, shared);
+    session.objects.graphs.note_saved(outcome.is_ok());
+    let number = session.shared.info.session;
+    match outcome {
+        Ok(bytes) => tracing::debug!(session = number, bytes, "graphs: saved"),
+        Err(why) => {
+            tracing::debug!(session = number, why, "graphs: not saved");
+            session.objects.graphs.note_unread();
         }
     }
+}
 
-    fn fill(
-        &mut self,
-        shared: &Shared,
-        graph: CUgraph,
-        template: &Template,
-    ) -> Result<Vec<CUgraphNode>, CallError> {
-        let driver = &shared.gpu.driver.graph;
-        let mut nodes = vec![CUgraphNode::NULL; template.nodes.len()];
-        let order = template.order();
-        if order.len() != nodes.len() {
-            return Err(CUDA_ERROR_INVALID_VALUE.into());
+/// Returns the number of bytes written, or why not all graphs could be saved.
+fn write_graphs(session: &mut Session, shared: &Shared) -> Result<usize, Unsaved> {
+    if let Some(why) = session.objects.graphs.may_not_be_saved() {
+        return Err(why);
+    }
+    let mut reader = None;
+    let mut written = 0;
+    for handle in session.objects.graphs.graphs.handles() {
+        let Ok(graph) = session.objects.graphs.graphs.get(handle) else {
+            continue;
+        };
+        if graph.owner != Owner::Client {
+            return Err("the client knows a graph in a node of another");
         }
-        for at in order {
-            let node = template.nodes.get(at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            let (mut behind, mut edges) = (Vec::new(), Vec::new());
-            for (on, data) in &node.dependencies {
-                let on = nodes.get(*on as usize).copied();
-                behind.push(on.ok_or(CUDA_ERROR_INVALID_VALUE)?);
-                let edge = CUgraphEdgeData::read_from_bytes(data);
-                edges.push(edge.map_err(|_| CUDA_ERROR_INVALID_VALUE)?);
-            }
-            let mut inner = CUgraph::NULL;
-            let mut described = match &node.inside {
-                None => self.realise_node(shared, node)?,
-                Some(inside) => {
-                    (inner, _) = self.build(shared, inside, node.device)?;
-                    Described::child(inner)
+        if graph.written {
+            continue;
+        }
+        let read = read_graph(session, shared, handle, &mut reader)?;
+        let Ok(graph) = session.objects.graphs.graphs.get(handle) else {
+            continue;
+        };
+        let known = graph.nodes().filter_map(|node| {
+            let own = session.objects.graphs.nodes.get(node).ok()?;
+            Some((*read.places.get(&own.raw)?, node, own.parts))
+        });
+        let saved = SavedGraph {
+            device: graph.device.into(),
+            parts: graph.size.parts,
+            height: graph.size.height,
+            template: read.template.clone(),
+            handles: known.collect(),
+        };
+        written += append_saved::<Graph>(session, handle, &saved)?;
+        if let Ok(graph) = session.objects.graphs.graphs.get_mut(handle) {
+            graph.written = true;
+        }
+    }
+    for handle in session.objects.graphs.execs.handles() {
+        let Ok(exec) = session.objects.graphs.execs.get(handle) else {
+            continue;
+        };
+        let origin = exec.origin.as_ref();
+        let origin = origin.ok_or("what an instance does is not known")?;
+        let from = match session.objects.graphs.graphs.get(origin.graph) {
+            Ok(graph) => {
+                let same = graph.read.as_ref();
+                let same = same.is_some_and(|read| read.template == origin.read.template);
+                if !same {
+                    return Err("a graph has changed since an instance was made of it");
                 }
-            };
-            let part = self.part_current(shared, node.kind, node.device);
-            let mut raw = CUgraphNode::NULL;
-            let params = &mut described.params;
-            let lists = (behind.as_ptr(), edges.as_ptr());
-            let added = part.and_then(|()| {
-                driver.add_node(&mut raw, graph, lists.0, lists.1, behind.len(), params)
-            });
-            if !inner.is_null() {
-                // The node contains a copy.
-                let _ = driver.destroy(inner);
+                Source::Graph(origin.graph)
             }
-            added?;
-            if node.kind == CU_GRAPH_NODE_TYPE_KERNEL {
-                set_attributes(shared, raw, &node.attributes)?;
-            }
-            self.note_described(&described, 0);
-            nodes[at] = raw;
+            Err(_) => Source::Template(origin.read.template.clone()),
+        };
+        if exec.written {
+            continue;
         }
-        Ok(nodes)
+        let saved = SavedExec {
+            device: exec.device.into(),
+            flags: exec.flags,
+            parts: exec.parts,
+            prints: exec.prints,
+            from,
+            changed: origin.changed.clone(),
+            disabled: origin.disabled.clone(),
+        };
+        written += append_saved::<GraphExec>(session, handle, &saved)?;
+        if let Ok(exec) = session.objects.graphs.execs.get_mut(handle) {
+            exec.written = true;
+        }
     }
+    Ok(written)
+}
+
+fn append_saved<K: Lasting>(
+    session: &mut Session,
+    key: u64,
+    state: &K::State,
+) -> Result<usize, Unsaved> {
+    let record = Record::of(K::KIND, 0, key, state);
+    let len = record.bytes.len();
+    let others = session.objects.graphs.bytes_but(key);
+    if others + len > bounds::SAVED_GRAPHS {
+        return Err("they are too large");
+    }
+    if !session.shared.description.append(&record) {
+        return Err("there is no room for them");
+    }
+    session.objects.graphs.note_bytes(key, len);
+    Ok(len)
+}
+
+/// Restores a graph of the previous server from its record.
+///
+/// # Errors
+/// Driver errors; `CUDA_ERROR_INVALID_VALUE` for an incomplete record.
+fn restore_graph(
+    session: &mut Session,
+    shared: &Shared,
+    record: &Record,
+    saved: SavedGraph,
+) -> Result<(), CallError> {
+    let device = shared.gpu.device(saved.device)?.ordinal;
+    let (raw, nodes) = build(session, shared, &saved.template, saved.device)?;
+    let size = saved.size();
+    let places = nodes.iter().copied().zip(0..).collect();
+    let read = Arc::new(Read {
+        template: saved.template,
+        places,
+    });
+    let known = saved.handles.iter().filter_map(|(place, handle, parts)| {
+        let raw = nodes.get(*place as usize)?;
+        Some((*handle, *raw, *parts))
+    });
+    let sinks = read.template.sinks.iter();
+    let sinks = sinks.filter_map(|sink| nodes.get(*sink as usize).copied());
+    let sinks = sinks.collect();
+    let graphs = &mut session.objects.graphs;
+    let restored = graphs.restore_graph((record.key, raw), (device, size), read, sinks, known);
+    graphs.note_bytes(record.key, record.bytes.len());
+    Ok(restored?)
+}
+
+/// Restores an instance of a graph from its record.
+///
+/// # Errors
+/// Driver errors; `CUDA_ERROR_INVALID_VALUE` for an incomplete record.
+fn restore_exec(
+    session: &mut Session,
+    shared: &Shared,
+    record: &Record,
+    saved: SavedExec,
+) -> Result<(), CallError> {
+    let driver = &shared.gpu.driver.graph;
+    let device = shared.gpu.device(saved.device)?.ordinal;
+    // A graph that has been destroyed is built only for the instantiation.
+    let (graph, raw, read) = match saved.from {
+        Source::Graph(handle) => {
+            let graph = session.objects.graphs.graphs.get(handle)?;
+            let read = graph.read.clone().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            (handle, graph.raw, read)
+        }
+        Source::Template(template) => {
+            let (raw, nodes) = build(session, shared, &template, saved.device)?;
+            let places = nodes.into_iter().zip(0..).collect();
+            (0, raw, Arc::new(Read { template, places }))
+        }
+    };
+    shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
+    let origin = Origin {
+        read,
+        graph,
+        changed: saved.changed,
+        disabled: saved.disabled,
+    };
+    let mut made = CUgraphExec::NULL;
+    let flags = flags_in_level(session, saved.flags, device) & !CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
+    let instantiated = driver
+        .instantiate(&mut made, raw, flags)
+        .map_err(CallError::from)
+        .and_then(|()| change_exec(session, shared, made, &origin));
+    let fill = super::exec::fill_of(shared, raw, device);
+    if graph == 0 {
+        let _ = driver.destroy(raw);
+    }
+    instantiated?;
+    session.objects.graphs.hold(saved.parts)?;
+    let exec = Exec {
+        raw: made,
+        device,
+        prints: saved.prints,
+        length: Length::Unknown,
+        fill,
+        parts: saved.parts,
+        slots: Vec::new(),
+        flags: saved.flags,
+        origin: Some(origin),
+        written: true,
+    };
+    session.objects.graphs.execs.restore(record.key, exec)?;
+    session
+        .objects
+        .graphs
+        .note_bytes(record.key, record.bytes.len());
+    Ok(())
+}
+
+/// Applies the recorded changes of an instance to its replacement.
+fn change_exec(
+    session: &mut Session,
+    shared: &Shared,
+    exec: CUgraphExec,
+    origin: &Origin,
+) -> Result<(), CallError> {
+    let places = origin.read.places.iter();
+    let nodes: HashMap<u32, CUgraphNode> = places.map(|(raw, place)| (*place, *raw)).collect();
+    let node_at = |place: &u32| nodes.get(place).copied().ok_or(CUDA_ERROR_INVALID_VALUE);
+    for (place, does) in &origin.changed {
+        let raw = node_at(place)?;
+        let before = origin.read.template.nodes.get(*place as usize);
+        let node = Node {
+            does: does.clone(),
+            ..before.cloned().ok_or(CUDA_ERROR_INVALID_VALUE)?
+        };
+        let mut described = realise_node(session, shared, &node)?;
+        part_current(session, shared, node.kind, node.device)?;
+        let driver = &shared.gpu.driver.graph;
+        driver.exec_node_set(exec, raw, &mut described.params)?;
+        note_described(session, &described, 0);
+    }
+    for place in &origin.disabled {
+        let raw = node_at(place)?;
+        shared.gpu.driver.graph.set_enabled(exec, raw, 0)?;
+    }
+    Ok(())
+}
+
+/// Builds a driver's graph from a template. Also returns its nodes.
+fn build(
+    session: &mut Session,
+    shared: &Shared,
+    template: &Template,
+    device: u32,
+) -> Result<(CUgraph, Vec<CUgraphNode>), CallError> {
+    let driver = &shared.gpu.driver.graph;
+    shared
+        .gpu
+        .device(device)?
+        .make_current(&shared.gpu.driver)?;
+    let mut graph = CUgraph::NULL;
+    driver.create(&mut graph, 0)?;
+    match fill(session, shared, graph, template) {
+        Ok(nodes) => Ok((graph, nodes)),
+        Err(error) => {
+            let _ = driver.destroy(graph);
+            Err(error)
+        }
+    }
+}
+
+fn fill(
+    session: &mut Session,
+    shared: &Shared,
+    graph: CUgraph,
+    template: &Template,
+) -> Result<Vec<CUgraphNode>, CallError> {
+    let driver = &shared.gpu.driver.graph;
+    let mut nodes = vec![CUgraphNode::NULL; template.nodes.len()];
+    let order = template.order();
+    if order.len() != nodes.len() {
+        return Err(CUDA_ERROR_INVALID_VALUE.into());
+    }
+    for at in order {
+        let node = template.nodes.get(at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let (mut behind, mut edges) = (Vec::new(), Vec::new());
+        for (on, data) in &node.dependencies {
+            let on = nodes.get(*on as usize).copied();
+            behind.push(on.ok_or(CUDA_ERROR_INVALID_VALUE)?);
+            let edge = CUgraphEdgeData::read_from_bytes(data);
+            edges.push(edge.map_err(|_| CUDA_ERROR_INVALID_VALUE)?);
+        }
+        let mut inner = CUgraph::NULL;
+        let mut described = match &node.inside {
+            None => realise_node(session, shared, node)?,
+            Some(inside) => {
+                (inner, _) = build(session, shared, inside, node.device)?;
+                Described::child(inner)
+            }
+        };
+        let part = part_current(session, shared, node.kind, node.device);
+        let mut raw = CUgraphNode::NULL;
+        let params = &mut described.params;
+        let lists = (behind.as_ptr(), edges.as_ptr());
+        let added = part.and_then(|()| {
+            driver.add_node(&mut raw, graph, lists.0, lists.1, behind.len(), params)
+        });
+        if !inner.is_null() {
+            // The node contains a copy.
+            let _ = driver.destroy(inner);
+        }
+        added?;
+        if node.kind == CU_GRAPH_NODE_TYPE_KERNEL {
+            set_attributes(shared, raw, &node.attributes)?;
+        }
+        note_described(session, &described, 0);
+        nodes[at] = raw;
+    }
+    Ok(nodes)
 }
 
 /// State of a graph.
@@ -694,7 +707,7 @@ impl Lasting for Graph {
         session: &mut Session,
         making: &mut Making<'_>,
     ) -> Result<(), Lost> {
-        let restored = session.restore_graph(making.shared, record, saved);
+        let restored = restore_graph(session, making.shared, record, saved);
         restored.map_err(|error| format!("a graph at {:#x}: {error}", record.key))
     }
 }
@@ -712,7 +725,7 @@ impl Lasting for GraphExec {
         session: &mut Session,
         making: &mut Making<'_>,
     ) -> Result<(), Lost> {
-        let restored = session.restore_exec(making.shared, record, saved);
+        let restored = restore_exec(session, making.shared, record, saved);
         restored.map_err(|error| format!("an instance of a graph at {:#x}: {error}", record.key))
     }
 }

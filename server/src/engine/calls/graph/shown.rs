@@ -3,11 +3,13 @@
 use crate::engine::base::bounds::GRAPH_DEPTH;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::ordinal::Ordinal;
-use crate::engine::calls::Reply;
 use crate::engine::calls::capture::all_nodes;
-use crate::engine::calls::graph::node::{
+use crate::engine::calls::graph;
+use crate::engine::calls::graph::described::{
     ACCESS_MOST, Described, HOST_OPERATIONS, OPERATIONS_MOST, layout,
 };
+use crate::engine::calls::graph::node_ready;
+use crate::engine::calls::reply::Reply;
 use crate::engine::objects::arrays::RawArray;
 use crate::engine::objects::graphs::Owner;
 use crate::engine::session::Session;
@@ -19,220 +21,225 @@ use mpsshim_proto::segment::{ARRIVED, FLAG_STRIDE, FLAGS, RETURNED};
 use std::ptr;
 use zerocopy::IntoBytes;
 
-impl Session {
-    /// Returns the parameters of a node in the client's form.
-    pub fn graph_node_get(&mut self, shared: &Shared, body: Object) -> Reply {
-        let (node, graph) = self.node_ready(shared, body.object)?;
-        let device = self.objects.graphs.graphs.get(graph)?.device;
-        let driver = &shared.gpu.driver.graph;
+/// Returns the parameters of a node in the client's form.
+pub fn graph_node_get(session: &mut Session, shared: &Shared, body: Object) -> Reply {
+    let (node, graph) = node_ready(session, shared, body.object)?;
+    let device = session.objects.graphs.graphs.get(graph)?.device;
+    let driver = &shared.gpu.driver.graph;
+    let mut kind = 0;
+    driver.node_kind(node, &mut kind)?;
+    let is = GraphNodeIs {
+        kind,
+        device: device.into(),
+    };
+    let mut payload = is.as_bytes().to_vec();
+    match kind {
+        CU_GRAPH_NODE_TYPE_GRAPH => {
+            let mut inner = CUgraph::NULL;
+            driver.child_get(node, &mut inner)?;
+            let owner = Owner::Node(body.object);
+            let known = session.objects.graphs.has_graph(inner);
+            let handle = session.objects.graphs.graph_handle(inner, device, owner)?;
+            if !known {
+                let size = graph::measure(shared, inner, GRAPH_DEPTH)?;
+                session.objects.graphs.graphs.get_mut(handle)?.size = size;
+            }
+            payload.extend_from_slice(handle.as_bytes());
+        }
+        CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
+            let mut params = CUDA_MEM_ALLOC_NODE_PARAMS::default();
+            driver.mem_alloc_get(node, &mut params)?;
+            let count = params.access_count.min(ACCESS_MOST);
+            let access = params.access as *const Access;
+            params.access_count = if access.is_null() { 0 } else { count };
+            params.access = 0;
+            payload.extend_from_slice(params.as_bytes());
+            for index in 0..params.access_count as usize {
+                // SAFETY: the driver's own array of as many descriptors, valid as long as the node.
+                let access = unsafe { access.add(index).read() };
+                payload.extend_from_slice(access.as_bytes());
+            }
+        }
+        CU_GRAPH_NODE_TYPE_MEM_FREE => {
+            let mut address = 0;
+            driver.mem_free_get(node, &mut address)?;
+            payload.extend_from_slice(address.as_bytes());
+        }
+        CU_GRAPH_NODE_TYPE_BATCH_MEM_OP if host_token(session, shared, node).is_some() => {
+            let is = GraphNodeIs {
+                kind: CU_GRAPH_NODE_TYPE_HOST,
+                ..is
+            };
+            let token = host_token(session, shared, node).unwrap_or(0);
+            payload = [is.as_bytes(), HostNode { token, pad: 0 }.as_bytes()].concat();
+        }
+        CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
+            let mut params = CUDA_BATCH_MEM_OP_NODE_PARAMS::default();
+            driver.batch_get(node, &mut params)?;
+            let count = params.count.min(OPERATIONS_MOST);
+            let flags = params.flags;
+            payload.extend_from_slice(BatchNode { count, flags }.as_bytes());
+            for index in 0..count as usize {
+                // SAFETY: the driver's own array of as many operations, valid as long as the node.
+                let operation: [u64; 6] =
+                    unsafe { *(params.operations as *const [u64; 6]).add(index) };
+                payload.extend_from_slice(operation.as_bytes());
+            }
+        }
+        _ => {
+            let known = |raw: CUfunction| {
+                session
+                    .objects
+                    .functions
+                    .handle_where(|function| function.raw == raw)
+            };
+            payload.extend_from_slice(&node_as_seen(session, shared, node, kind, &known)?);
+        }
+    }
+    Ok(payload)
+}
+
+/// Parameters of a node without a graph inside, with the client's handles. `known` returns the handles of
+/// functions.
+pub fn node_as_seen(
+    session: &Session,
+    shared: &Shared,
+    node: CUgraphNode,
+    kind: u32,
+    known: &dyn Fn(CUfunction) -> Option<u64>,
+) -> Result<Vec<u8>, CUresult> {
+    let driver = &shared.gpu.driver.graph;
+    match kind {
+        CU_GRAPH_NODE_TYPE_KERNEL => {
+            let mut params = CUDA_KERNEL_NODE_PARAMS::default();
+            driver.kernel_get(node, &mut params)?;
+            kernel_as_seen(shared, &params, known)
+        }
+        CU_GRAPH_NODE_TYPE_MEMCPY => {
+            let mut params = CUDA_MEMCPY3D::default();
+            driver.memcpy_get(node, &mut params)?;
+            for array in [&mut params.src_array, &mut params.dst_array] {
+                let raw = RawArray::Plain(CUarray(*array));
+                let handle = session
+                    .objects
+                    .arrays
+                    .handle_where(|other| other.raw == raw);
+                *array = handle.unwrap_or(0);
+            }
+            Ok(params.as_bytes().to_vec())
+        }
+        CU_GRAPH_NODE_TYPE_MEMSET => {
+            let mut params = CUDA_MEMSET_NODE_PARAMS::default();
+            driver.memset_get(node, &mut params)?;
+            Ok(params.as_bytes().to_vec())
+        }
+        CU_GRAPH_NODE_TYPE_WAIT_EVENT | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
+            let mut event = CUevent::NULL;
+            if kind == CU_GRAPH_NODE_TYPE_WAIT_EVENT {
+                driver.event_wait_get(node, &mut event)?;
+            } else {
+                driver.event_record_get(node, &mut event)?;
+            }
+            let handle = session
+                .objects
+                .events
+                .handle_where(|other| other.raw == event);
+            Ok(handle.unwrap_or(0).as_bytes().to_vec())
+        }
+        _ => Ok(Vec::new()),
+    }
+}
+
+/// The stream memory operations of a host node in an instance that has this slot.
+pub fn host_operations(
+    session: &Session,
+    slot: u32,
+    token: u32,
+) -> Result<[[u64; 6]; HOST_OPERATIONS], CallError> {
+    session.shared.segment.check_slot(slot)?;
+    let arrived = session.shared.segment.flag_address(slot + ARRIVED)?;
+    let returned = session.shared.segment.flag_address(slot + RETURNED)?;
+    let (write, wait) = (
+        CU_STREAM_MEM_OP_WRITE_VALUE_32 as u64,
+        CU_STREAM_MEM_OP_WAIT_VALUE_32 as u64,
+    );
+    Ok([
+        [write, arrived, token.into(), 0, 0, 0],
+        [wait, returned, 1, CU_STREAM_WAIT_VALUE_EQ.into(), 0, 0],
+        [write, returned, 0, 0, 0, 0],
+    ])
+}
+
+/// The client's token for the function of a host node; `None` for any other node.
+pub fn host_token(session: &Session, shared: &Shared, node: CUgraphNode) -> Option<u32> {
+    if !session.objects.graphs.hosts {
+        return None;
+    }
+    let mut params = CUDA_BATCH_MEM_OP_NODE_PARAMS::default();
+    shared.gpu.driver.graph.batch_get(node, &mut params).ok()?;
+    if params.count as usize != HOST_OPERATIONS {
+        return None;
+    }
+    // SAFETY: the driver's own array of as many operations, valid as long as the node.
+    let first = unsafe { *(params.operations as *const [u64; 6]) };
+    // Only host nodes contain addresses of flags: a client cannot name its flags in other nodes.
+    let flags = session.shared.segment.flag_address(0).ok()?;
+    let len = (FLAGS * FLAG_STRIDE) as u64;
+    (first[1].wrapping_sub(flags) < len).then_some(first[2] as u32)
+}
+
+/// The host nodes of a graph and of the graphs inside it, with their tokens, always in the same order.
+pub fn host_nodes(
+    session: &Session,
+    shared: &Shared,
+    graph: CUgraph,
+    depth: usize,
+) -> Result<Vec<(CUgraphNode, u32)>, CUresult> {
+    let mut found = Vec::new();
+    if !session.objects.graphs.hosts || depth == 0 {
+        return Ok(found);
+    }
+    let driver = &shared.gpu.driver.graph;
+    for node in all_nodes(shared, graph)? {
         let mut kind = 0;
         driver.node_kind(node, &mut kind)?;
-        let is = GraphNodeIs {
-            kind,
-            device: device.into(),
-        };
-        let mut payload = is.as_bytes().to_vec();
         match kind {
+            CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
+                let token = host_token(session, shared, node);
+                found.extend(token.map(|token| (node, token)));
+            }
             CU_GRAPH_NODE_TYPE_GRAPH => {
                 let mut inner = CUgraph::NULL;
                 driver.child_get(node, &mut inner)?;
-                let owner = Owner::Node(body.object);
-                let known = self.objects.graphs.has_graph(inner);
-                let handle = self.objects.graphs.graph_handle(inner, device, owner)?;
-                if !known {
-                    let size = self.measure(shared, inner, GRAPH_DEPTH)?;
-                    self.objects.graphs.graphs.get_mut(handle)?.size = size;
-                }
-                payload.extend_from_slice(handle.as_bytes());
+                found.extend(host_nodes(session, shared, inner, depth - 1)?);
             }
-            CU_GRAPH_NODE_TYPE_MEM_ALLOC => {
-                let mut params = CUDA_MEM_ALLOC_NODE_PARAMS::default();
-                driver.mem_alloc_get(node, &mut params)?;
-                let count = params.access_count.min(ACCESS_MOST);
-                let access = params.access as *const Access;
-                params.access_count = if access.is_null() { 0 } else { count };
-                params.access = 0;
-                payload.extend_from_slice(params.as_bytes());
-                for index in 0..params.access_count as usize {
-                    // SAFETY: the driver's own array of as many descriptors, valid as long as the node.
-                    let access = unsafe { access.add(index).read() };
-                    payload.extend_from_slice(access.as_bytes());
-                }
-            }
-            CU_GRAPH_NODE_TYPE_MEM_FREE => {
-                let mut address = 0;
-                driver.mem_free_get(node, &mut address)?;
-                payload.extend_from_slice(address.as_bytes());
-            }
-            CU_GRAPH_NODE_TYPE_BATCH_MEM_OP if self.host_token(shared, node).is_some() => {
-                let is = GraphNodeIs {
-                    kind: CU_GRAPH_NODE_TYPE_HOST,
-                    ..is
-                };
-                let token = self.host_token(shared, node).unwrap_or(0);
-                payload = [is.as_bytes(), HostNode { token, pad: 0 }.as_bytes()].concat();
-            }
-            CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
-                let mut params = CUDA_BATCH_MEM_OP_NODE_PARAMS::default();
-                driver.batch_get(node, &mut params)?;
-                let count = params.count.min(OPERATIONS_MOST);
-                let flags = params.flags;
-                payload.extend_from_slice(BatchNode { count, flags }.as_bytes());
-                for index in 0..count as usize {
-                    // SAFETY: the driver's own array of as many operations, valid as long as the node.
-                    let operation: [u64; 6] =
-                        unsafe { *(params.operations as *const [u64; 6]).add(index) };
-                    payload.extend_from_slice(operation.as_bytes());
-                }
-            }
-            _ => {
-                let known = |raw: CUfunction| {
-                    self.objects
-                        .functions
-                        .handle_where(|function| function.raw == raw)
-                };
-                payload.extend_from_slice(&self.node_as_seen(shared, node, kind, &known)?);
-            }
+            _ => {}
         }
-        Ok(payload)
     }
+    Ok(found)
+}
 
-    /// Parameters of a node without a graph inside, with the client's handles. `known` returns the handles of
-    /// functions.
-    pub fn node_as_seen(
-        &self,
-        shared: &Shared,
-        node: CUgraphNode,
-        kind: u32,
-        known: &dyn Fn(CUfunction) -> Option<u64>,
-    ) -> Result<Vec<u8>, CUresult> {
-        let driver = &shared.gpu.driver.graph;
-        match kind {
-            CU_GRAPH_NODE_TYPE_KERNEL => {
-                let mut params = CUDA_KERNEL_NODE_PARAMS::default();
-                driver.kernel_get(node, &mut params)?;
-                kernel_as_seen(shared, &params, known)
-            }
-            CU_GRAPH_NODE_TYPE_MEMCPY => {
-                let mut params = CUDA_MEMCPY3D::default();
-                driver.memcpy_get(node, &mut params)?;
-                for array in [&mut params.src_array, &mut params.dst_array] {
-                    let raw = RawArray::Plain(CUarray(*array));
-                    let handle = self.objects.arrays.handle_where(|other| other.raw == raw);
-                    *array = handle.unwrap_or(0);
-                }
-                Ok(params.as_bytes().to_vec())
-            }
-            CU_GRAPH_NODE_TYPE_MEMSET => {
-                let mut params = CUDA_MEMSET_NODE_PARAMS::default();
-                driver.memset_get(node, &mut params)?;
-                Ok(params.as_bytes().to_vec())
-            }
-            CU_GRAPH_NODE_TYPE_WAIT_EVENT | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
-                let mut event = CUevent::NULL;
-                if kind == CU_GRAPH_NODE_TYPE_WAIT_EVENT {
-                    driver.event_wait_get(node, &mut event)?;
-                } else {
-                    driver.event_record_get(node, &mut event)?;
-                }
-                let handle = self.objects.events.handle_where(|other| other.raw == event);
-                Ok(handle.unwrap_or(0).as_bytes().to_vec())
-            }
-            _ => Ok(Vec::new()),
-        }
+/// Writes the slots of the next instance to be created or updated into the host nodes of its graph.
+pub fn give_slots(
+    session: &Session,
+    shared: &Shared,
+    hosts: &[(CUgraphNode, u32)],
+    slots: &[u32],
+    device: Ordinal,
+) -> Result<(), CallError> {
+    let context = shared.gpu.devices[device]
+        .context()
+        .ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    for ((node, token), slot) in hosts.iter().zip(slots) {
+        let mut described = Described::new(CU_GRAPH_NODE_TYPE_HOST);
+        described.host(host_operations(session, *slot, *token)?, context);
+        shared
+            .gpu
+            .driver
+            .graph
+            .node_set(*node, &mut described.params)?;
     }
-
-    /// The stream memory operations of a host node in an instance that has this slot.
-    pub fn host_operations(
-        &self,
-        slot: u32,
-        token: u32,
-    ) -> Result<[[u64; 6]; HOST_OPERATIONS], CallError> {
-        self.shared.segment.check_slot(slot)?;
-        let arrived = self.shared.segment.flag_address(slot + ARRIVED)?;
-        let returned = self.shared.segment.flag_address(slot + RETURNED)?;
-        let (write, wait) = (
-            CU_STREAM_MEM_OP_WRITE_VALUE_32 as u64,
-            CU_STREAM_MEM_OP_WAIT_VALUE_32 as u64,
-        );
-        Ok([
-            [write, arrived, token.into(), 0, 0, 0],
-            [wait, returned, 1, CU_STREAM_WAIT_VALUE_EQ.into(), 0, 0],
-            [write, returned, 0, 0, 0, 0],
-        ])
-    }
-
-    /// The client's token for the function of a host node; `None` for any other node.
-    pub fn host_token(&self, shared: &Shared, node: CUgraphNode) -> Option<u32> {
-        if !self.objects.graphs.hosts {
-            return None;
-        }
-        let mut params = CUDA_BATCH_MEM_OP_NODE_PARAMS::default();
-        shared.gpu.driver.graph.batch_get(node, &mut params).ok()?;
-        if params.count as usize != HOST_OPERATIONS {
-            return None;
-        }
-        // SAFETY: the driver's own array of as many operations, valid as long as the node.
-        let first = unsafe { *(params.operations as *const [u64; 6]) };
-        // Only host nodes contain addresses of flags: a client cannot name its flags in other nodes.
-        let flags = self.shared.segment.flag_address(0).ok()?;
-        let len = (FLAGS * FLAG_STRIDE) as u64;
-        (first[1].wrapping_sub(flags) < len).then_some(first[2] as u32)
-    }
-
-    /// The host nodes of a graph and of the graphs inside it, with their tokens, always in the same order.
-    pub fn host_nodes(
-        &self,
-        shared: &Shared,
-        graph: CUgraph,
-        depth: usize,
-    ) -> Result<Vec<(CUgraphNode, u32)>, CUresult> {
-        let mut found = Vec::new();
-        if !self.objects.graphs.hosts || depth == 0 {
-            return Ok(found);
-        }
-        let driver = &shared.gpu.driver.graph;
-        for node in all_nodes(shared, graph)? {
-            let mut kind = 0;
-            driver.node_kind(node, &mut kind)?;
-            match kind {
-                CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
-                    let token = self.host_token(shared, node);
-                    found.extend(token.map(|token| (node, token)));
-                }
-                CU_GRAPH_NODE_TYPE_GRAPH => {
-                    let mut inner = CUgraph::NULL;
-                    driver.child_get(node, &mut inner)?;
-                    found.extend(self.host_nodes(shared, inner, depth - 1)?);
-                }
-                _ => {}
-            }
-        }
-        Ok(found)
-    }
-
-    /// Writes the slots of the next instance to be created or updated into the host nodes of its graph.
-    pub fn give_slots(
-        &self,
-        shared: &Shared,
-        hosts: &[(CUgraphNode, u32)],
-        slots: &[u32],
-        device: Ordinal,
-    ) -> Result<(), CallError> {
-        let context = shared.gpu.devices[device]
-            .context()
-            .ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
-        for ((node, token), slot) in hosts.iter().zip(slots) {
-            let mut described = Described::new(CU_GRAPH_NODE_TYPE_HOST);
-            described.host(self.host_operations(*slot, *token)?, context);
-            shared
-                .gpu
-                .driver
-                .graph
-                .node_set(*node, &mut described.params)?;
-        }
-        Ok(())
-    }
+    Ok(())
 }
 
 /// A kernel node's parameters, packed, with the client's handle of the function.

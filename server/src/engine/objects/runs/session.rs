@@ -3,6 +3,7 @@
 use super::{FOR_MARK, LENGTHS, MOST, Marking, Params, Planned, UNBEGUN, Unfit};
 use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
+use crate::engine::calls::function;
 use crate::engine::gpu::copy_kernel::{MoveKernel, Moves};
 use crate::engine::objects::pace::{Length, Runs};
 use crate::engine::objects::streams::Stream;
@@ -81,7 +82,7 @@ impl Session {
             && len <= PARAMS_MAX
             && first.is_none_or(|first| first.body.stream == body.stream);
         fits.then_some(())?;
-        let function = self.function(shared, body.function).ok()?;
+        let function = function::function(self, shared, body.function).ok()?;
         let fits = function.in_runs
             && !function.prints
             && function.length == Length::Short

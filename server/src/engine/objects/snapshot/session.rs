@@ -4,6 +4,8 @@ use super::{BUSY, Contents, Place, REST, REST_PER_SNAPSHOT, bytes_of, has_addres
 use crate::engine::base::bounds;
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
+use crate::engine::calls::graph::saved::save_graphs;
+use crate::engine::calls::module::separate;
 use crate::engine::images::variables::AsLoaded;
 use crate::engine::lasting::{Lasting, Lost, Making, failed};
 use crate::engine::objects::functions::{Function, Global};
@@ -132,7 +134,7 @@ impl Session {
         let began = Instant::now();
         // Graphs come first, because saving them determines which variables they reference.
         if self.objects.graphs.are_stale() {
-            self.save_graphs(shared);
+            save_graphs(self, shared);
         }
         self.save_times(&shared.gpu, self.lasting.saved.graphs);
         if self.lasting.saved.is_stale() {
@@ -175,7 +177,7 @@ impl Session {
         let mut found = Vec::new();
         let mut room = bounds::SAVED;
         for place in self.stale_places()? {
-            let Ok(image) = self.image(place.0) else {
+            let Ok(image) = self.objects.image(place.0) else {
                 continue;
             };
             let variables = image
@@ -238,7 +240,7 @@ impl Session {
             all && self.objects.graphs.may_name(start) || global.used.get()
         };
         for (start, global) in named.filter(|(start, global)| is_named(**start, global)) {
-            let variables = self.image(global.image).ok();
+            let variables = self.objects.image(global.image).ok();
             let variables = variables.and_then(|image| image.variables(global.device));
             // A constant, for example, which clients are not supposed to write.
             let is_known = variables.is_some_and(|variables| {
@@ -283,10 +285,10 @@ impl Session {
         contents: Contents,
     ) -> Result<(), CUresult> {
         let device = shared.gpu.device(device)?.ordinal;
-        if self.image(image)?.is_with_others() {
-            self.separate(shared, image)?;
+        if self.objects.image(image)?.is_with_others() {
+            separate(self, shared, image)?;
         }
-        let loaded = self.image(image)?;
+        let loaded = self.objects.image(image)?;
         loaded.note_loaded(&shared.images, device);
         let variables: Arc<AsLoaded> = loaded.variables(device).ok_or(CUDA_ERROR_NOT_FOUND)?;
         let named = contents

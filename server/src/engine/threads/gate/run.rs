@@ -6,6 +6,9 @@ use crate::engine::base::moment::{Moment, SHORT_LOOK, Want};
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side::{self, Side};
 use crate::engine::base::waits::{Blockers, LEFT};
+use crate::engine::calls::context::raises_limit;
+use crate::engine::calls::function::take_function;
+use crate::engine::calls::module::{device_of, loads_module};
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::host::SCRATCH;
 use crate::engine::objects::pace::VERY_LONG;
@@ -575,11 +578,11 @@ impl Session {
         match message.op.gate() {
             Condition::Never => false,
             Condition::Always => true,
-            Condition::NewModule => self.loads_module(shared, message),
+            Condition::NewModule => loads_module(self, shared, message),
             Condition::NewFunction => !self.knows_function(shared, message),
             Condition::Variable(at) => self.loads_for_variable(message, at),
             Condition::NewImage => self.enumerates_unloaded(message),
-            Condition::HigherLimit => self.raises_limit(shared, message),
+            Condition::HigherLimit => raises_limit(shared, message),
             Condition::KernelAttribute => self.sets_of_unloaded(shared, message),
             Condition::FunctionAttribute => self.sets_of_other(shared, message),
             Condition::NewStream => self.creates_stream(shared, message),
@@ -590,14 +593,14 @@ impl Session {
         let Ok(body) = message.body::<GetFunction>() else {
             return true;
         };
-        let Ok(image) = self.image(body.parent) else {
+        let Ok(image) = self.objects.image(body.parent) else {
             return true;
         };
         if body.function == 0 {
             return image.is_loaded();
         }
         let name = message.name::<GetFunction>();
-        let device = self.device_of(shared, body.parent, body.device);
+        let device = device_of(self, shared, body.parent, body.device);
         match (name, device) {
             (Ok(name), Ok(device)) => image.knows(&(name.into(), device)),
             _ => true,
@@ -606,7 +609,7 @@ impl Session {
 
     /// Whether taking the address of a variable loads an image: the client then needs a private instance.
     fn loads_for_variable(&self, message: Incoming<'_>, handle_at: usize) -> bool {
-        let image = self.image(message.word(handle_at));
+        let image = self.objects.image(message.word(handle_at));
         image.is_ok_and(|image| image.is_with_others() || !image.is_loaded())
     }
 
@@ -637,7 +640,7 @@ impl Session {
         let found = body.and_then(|body| {
             let function = self.objects.functions.get(body.function)?;
             let set = (body.attribute, body.value);
-            Ok((self.image(function.image)?, &function.key, set))
+            Ok((self.objects.image(function.image)?, &function.key, set))
         });
         found.is_ok_and(|(image, key, set)| {
             image.is_tracked() && image.loads_to_take(&shared.images, key, Some((set, false)))
@@ -667,7 +670,7 @@ impl Session {
 
     fn enumerates_unloaded(&self, message: Incoming<'_>) -> bool {
         let body = message.body::<Named>();
-        let image = body.and_then(|body| Ok(self.image(body.parent)?));
+        let image = body.and_then(|body| Ok(self.objects.image(body.parent)?));
         image.is_ok_and(|image| !image.is_loaded())
     }
 
@@ -706,7 +709,7 @@ impl Session {
     /// Prepares the driver for its next launch. Returns whether that succeeded.
     fn get_ready(&mut self, shared: &Shared) -> bool {
         match self.flow.wants.take() {
-            Some(Want::Function(handle)) => self.take_function(shared, handle).is_ok(),
+            Some(Want::Function(handle)) => take_function(self, shared, handle).is_ok(),
             // On another side the limit may be lower; the launch then reports the error.
             Some(Want::Local(device, local)) => !shared.gpu.devices[device].grows(local),
             None => false,

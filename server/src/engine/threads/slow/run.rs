@@ -7,6 +7,7 @@ use crate::engine::base::bounds::STACK;
 use crate::engine::base::description::Description;
 use crate::engine::base::memory_file::MemoryFile;
 use crate::engine::base::side::{self, Side};
+use crate::engine::calls::memory::take_surplus_host;
 use crate::engine::gpu::NoPlace;
 use crate::engine::gpu::client_segment::Segment;
 use crate::engine::gpu::host::Registration;
@@ -120,7 +121,7 @@ fn serve(shared: &Arc<Shared>, mut session: Box<Session>) {
             }
         }
     }
-    for block in session.take_surplus_host(shared) {
+    for block in take_surplus_host(&mut session, shared) {
         shared
             .lanes
             .bury(Buried::Host(block, session.shared.info.uid));
