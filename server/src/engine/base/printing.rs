@@ -8,7 +8,7 @@
 //! The driver's own buffer (`CU_LIMIT_PRINTF_FIFO_SIZE`) loses its oldest text when it is full. So does the memory
 //! file, to which the driver keeps writing while the session has work in flight: [`Printing::contain`].
 
-mod session;
+pub mod session;
 
 use crate::engine::base::assertions::flush;
 use crate::engine::base::bounds::PRINTED;

@@ -12,6 +12,7 @@ use crate::engine::gpu::Gpu;
 use crate::engine::gpu::copy_kernel::LARGE;
 use crate::engine::objects::arrays::{Array, Object, RawArray};
 use crate::engine::objects::pace::Runs;
+use crate::engine::objects::pace::session::prepare_work;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::undertaker::Buried;
@@ -79,7 +80,7 @@ pub fn copy_box(session: &mut Session, shared: &Shared, body: CopyBox) -> Result
         depth: body.depth,
         ..CUDA_MEMCPY3D::default()
     };
-    let (index, stream) = session.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
+    let (index, stream) = prepare_work(session, &shared.gpu, body.stream, Runs::Nothing)?;
     let rows = copy.height.saturating_mul(copy.depth);
     let bytes = copy.width.saturating_mul(rows);
     let with_host = [to.kind, from.kind].contains(&CU_MEMORYTYPE_HOST);
@@ -114,7 +115,7 @@ fn box_side(session: &Session, side: &BoxSide, body: &CopyBox) -> Result<DriverS
     let kind = u8::try_from(side.side).ok().and_then(Side::from_u8);
     match kind {
         Some(Side::Device) => {
-            let place = session.place_of(side.address);
+            let place = session.lasting.place_of(side.address);
             session.check_device(place, len)?;
             Ok(DriverSide {
                 kind: CU_MEMORYTYPE_DEVICE,

@@ -7,7 +7,7 @@ use crate::engine::base::kinds::Kind;
 use crate::engine::calls::green::part_of;
 use crate::engine::gpu::context_limits::ContextLimit;
 use crate::engine::gpu::devices::Device;
-use crate::engine::lasting::{Lasting, Lost, Making, failed};
+use crate::engine::lasting::{Lasting, Lost, Making, describe, failed};
 use crate::engine::session::Session;
 use crate::engine::session::flow::OwnContext;
 use crate::engine::threads::shared::Shared;
@@ -79,7 +79,7 @@ pub fn set_limit(session: &mut Session, shared: &Shared, body: Limit) -> Reply {
     if let Some(wanted) = ContextLimit::new(body.limit, body.value) {
         let value = raise(session, shared, device, wanted)?;
         let key = u64::from(body.device) | u64::from(body.limit) << 32;
-        session.describe::<ClientLimit>(key, &body.value);
+        describe::<ClientLimit>(session, key, &body.value);
         return Ok(number(value));
     }
     shared.gpu.driver.ctx_get_limit(&mut 0, body.limit)?;

@@ -9,7 +9,9 @@ use crate::engine::calls::stream::mark_failed;
 use crate::engine::gpu::copy_kernel::{CopyKernel, LARGE};
 use crate::engine::objects::levels::Level;
 use crate::engine::objects::moves::Pieces;
+use crate::engine::objects::moves::session::{count_moved, move_kernel, note_moved, pieces};
 use crate::engine::objects::pace::Runs;
+use crate::engine::objects::pace::session::prepare_work;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
@@ -91,10 +93,10 @@ pub fn copy_inline(
         )));
     }
     let data = message.in_place(size_of::<CopyInline>(), body.len as usize)?;
-    let to = session.place_of(body.to);
+    let to = session.lasting.place_of(body.to);
     session.check_device(to, body.len)?;
     session.check_writable(to)?;
-    let (index, stream) = session.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
+    let (index, stream) = prepare_work(session, &shared.gpu, body.stream, Runs::Nothing)?;
     let copy = |stream| {
         let len = body.len as usize;
         shared
@@ -121,7 +123,7 @@ pub fn copy(session: &mut Session, shared: &Shared, body: Copy) -> Result<(), Ca
     let to = resolve(session, to_side, body.to, body.len)?;
     session.check_writable(to)?;
     let from = resolve(session, from_side, body.from, body.len)?;
-    let (index, stream) = session.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
+    let (index, stream) = prepare_work(session, &shared.gpu, body.stream, Runs::Nothing)?;
     let (driver, len) = (&shared.gpu.driver, body.len as usize);
     let is_unnamed = body.sides & SIDES_UNNAMED != 0;
     match (to_side, from_side) {
@@ -176,7 +178,7 @@ pub fn managed_move(
     call: Call<'_, ManagedMove>,
 ) -> Result<(), CallError> {
     let Call { body, message } = call;
-    let pieces = session.pieces(message, &body)?;
+    let pieces = pieces(session, message, &body)?;
     let moved = move_pieces(session, shared, &body, &pieces);
     if matches!(
         moved,
@@ -205,10 +207,10 @@ fn move_pieces(
     body: &ManagedMove,
     pieces: &Pieces,
 ) -> Result<bool, CallError> {
-    let (index, stream) = session.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
-    if let Some((kernel, moves)) = session.move_kernel(shared, index, body, pieces)? {
+    let (index, stream) = prepare_work(session, &shared.gpu, body.stream, Runs::Nothing)?;
+    if let Some((kernel, moves)) = move_kernel(session, shared, index, body, pieces)? {
         kernel.launch(&shared.gpu.driver, stream, moves)?;
-        session.note_moved(index, pieces);
+        note_moved(session, index, pieces);
         session.submitted(&shared.gpu, index, 1)?;
         return Ok(true);
     }
@@ -228,7 +230,7 @@ fn move_pieces(
         };
         copy(session, shared, body)?;
     }
-    session.count_moved(pieces);
+    count_moved(session, pieces);
     Ok(false)
 }
 
@@ -288,7 +290,7 @@ fn elsewhere(
 fn resolve(session: &Session, side: Side, address: u64, len: u64) -> Result<u64, CallError> {
     match side {
         Side::Device => {
-            let place = session.place_of(address);
+            let place = session.lasting.place_of(address);
             session.check_device(place, len)?;
             return Ok(place);
         }
@@ -302,11 +304,11 @@ fn resolve(session: &Session, side: Side, address: u64, len: u64) -> Result<u64,
 pub fn memset(session: &mut Session, shared: &Shared, body: Memset) -> Result<(), CallError> {
     let flat = body.height == 1;
     let len = memset_extent(body.element, body.width, body.height, body.pitch)?;
-    let place = session.place_of(body.to);
+    let place = session.lasting.place_of(body.to);
     let owned = session
         .check_device(place, len)
         .and_then(|()| session.check_writable(place));
-    let (index, stream) = session.prepare_work(&shared.gpu, body.stream, Runs::Nothing)?;
+    let (index, stream) = prepare_work(session, &shared.gpu, body.stream, Runs::Nothing)?;
     let to = match owned {
         Ok(()) => place,
         Err(_) if session.objects.streams.at(index)?.capturing => NOBODYS,

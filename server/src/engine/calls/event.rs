@@ -10,6 +10,7 @@ use crate::engine::objects::held::Awaited;
 use crate::engine::objects::shared_events::{Record, SharedEvent, Standing, Taken};
 use crate::engine::objects::streams::Role;
 use crate::engine::objects::times::Time;
+use crate::engine::objects::times::session::{elapsed, note_recorded, note_recorded_by_graphs};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
@@ -89,12 +90,12 @@ pub fn event_record(
     }
     if external {
         session.objects.graphs.refer_to(body.event);
-        session.note_recorded_by_graphs(body.event);
+        note_recorded_by_graphs(session, body.event);
     }
     // An external record is a node of the graph: the event still belongs to the capture in which it was recorded
     // before.
     let captured = captured || external && session.objects.events.get(body.event)?.captured;
-    session.note_recorded(body.event, captured)?;
+    note_recorded(session, body.event, captured)?;
     session.submitted(&shared.gpu, index, 1)
 }
 
@@ -334,7 +335,7 @@ pub fn event_import(session: &mut Session, shared: &Shared, body: EventImport) -
 
 /// `cuEventElapsedTime`, milliseconds.
 pub fn event_elapsed(session: &mut Session, shared: &Shared, body: EventPair) -> Reply {
-    let ms = session.elapsed(&shared.gpu, body.start, body.end)?;
+    let ms = elapsed(session, &shared.gpu, body.start, body.end)?;
     Ok(number(ms.to_bits().into()))
 }
 

@@ -5,6 +5,7 @@ use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::moment::Want;
 use crate::engine::base::ordinal::Ordinal;
+use crate::engine::base::printing::session::take_printed;
 use crate::engine::calls::module::{image_ready, separate};
 use crate::engine::images::contents::Raw;
 use crate::engine::images::instances::Key;
@@ -282,7 +283,7 @@ pub fn function_ready(
 
 /// Returns text printed by the session's kernels, and how many bytes are left.
 pub fn printed(session: &mut Session, shared: &Shared, (): ()) -> Reply {
-    let (text, left) = session.take_printed(&shared.gpu, ANSWER_LEN - size_of::<Value>())?;
+    let (text, left) = take_printed(session, &shared.gpu, ANSWER_LEN - size_of::<Value>())?;
     let mut payload = number(left as u64);
     payload.extend_from_slice(&text);
     Ok(payload)

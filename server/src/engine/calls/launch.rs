@@ -4,10 +4,14 @@ use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::packed;
 use crate::engine::base::moment::Want;
+use crate::engine::base::printing::session::may_print;
 use crate::engine::calls::capture::is_capturing;
 use crate::engine::calls::function;
 use crate::engine::calls::stream::{first_word, set_first_word};
+use crate::engine::objects::levels::session::{level, note_fill};
 use crate::engine::objects::pace::Runs;
+use crate::engine::objects::pace::session::{prepare_work, submitted_work};
+use crate::engine::objects::times::session::note_recorded;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
@@ -57,13 +61,17 @@ pub fn launch(
         // The kernel runs when the graph is launched.
         session.objects.graphs.prints |= prints;
         session.objects.graphs.refer_to(image);
-    } else if prints && !session.may_print(&shared.gpu) {
+    } else if prints && !may_print(session, &shared.gpu) {
         return Err(CallError::Full);
     }
     let mut size = body.param_len as usize;
     let mut extra = packed(params, &mut size);
-    let (index, stream) =
-        session.prepare_work(&shared.gpu, body.stream, Runs::Function(body.function))?;
+    let (index, stream) = prepare_work(
+        session,
+        &shared.gpu,
+        body.stream,
+        Runs::Function(body.function),
+    )?;
     let capturing = session.objects.streams.at(index)?.capturing;
     let function = session.objects.functions.get(body.function)?;
     let fill = function.fills(&shared.gpu, &body);
@@ -93,15 +101,15 @@ pub fn launch(
             .driver
             .launch_kernel_ex(&attributes.config(&body, stream), raw, none, extra)?;
         for handle in attributes.records {
-            session.note_recorded(handle, capturing)?;
+            note_recorded(session, handle, capturing)?;
         }
     }
     session.flow.counts.launches += 1;
     if grows {
         shared.gpu.devices[device].has_grown(local.into());
     }
-    session.submitted_work(&shared.gpu, index, Runs::Function(body.function))?;
-    session.note_fill(index, fill);
+    submitted_work(session, &shared.gpu, index, Runs::Function(body.function))?;
+    note_fill(session, index, fill);
     Ok(())
 }
 
@@ -166,7 +174,7 @@ pub fn attributes(
             CU_LAUNCH_ATTRIBUTE_PRIORITY => {
                 let priority = first_word(&attribute.value);
                 let device = session.objects.streams.get(body.stream)?.device;
-                let level = session.level(device);
+                let level = level(session, device);
                 set_first_word(&mut attribute.value, level.priority(priority));
             }
             CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE => {

@@ -10,8 +10,9 @@ use crate::engine::base::side;
 use crate::engine::calls::pool::settle_pools;
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::host::HostBlock;
+use crate::engine::lasting::describe_gone;
 use crate::engine::lasting::memory as lasting;
-use crate::engine::lasting::memory::Place;
+use crate::engine::lasting::memory::{Place, describe_host, describe_host_end, describe_memory};
 use crate::engine::session::Session;
 use crate::engine::threads::room::{self, Making};
 use crate::engine::threads::shared::Shared;
@@ -62,7 +63,7 @@ pub fn mem_grant(session: &mut Session, shared: &Shared, body: MemGrant) -> Repl
         let suspension = &session.shared.suspension;
         suspension.add_movable(grant.device, grant.len);
     }
-    session.describe_memory(&shared.images, &grant);
+    describe_memory(session, &shared.images, &grant);
     Ok(range.as_bytes().to_vec())
 }
 
@@ -79,7 +80,7 @@ pub fn mem_release(session: &mut Session, shared: &Shared, body: Range) -> Resul
         let suspension = &session.shared.suspension;
         suspension.take_movable(grant.device, grant.len);
     }
-    session.describe_gone::<lasting::Memory>(body.start);
+    describe_gone::<lasting::Memory>(session, body.start);
     session.objects.releasing.push(grant);
     let began = Instant::now();
     while !finish_releases(session, shared) && began.elapsed() < SETTLING {
@@ -287,7 +288,7 @@ pub fn host_alloc(session: &mut Session, shared: &Shared, call: Call<'_, HostAll
         device: device.ordinal.into(),
         managed: body.flags & MANAGED != 0,
     };
-    session.describe_host(&shared.images, range.start, place);
+    describe_host(session, &shared.images, range.start, place);
     Ok(range.as_bytes().to_vec())
 }
 
@@ -298,7 +299,7 @@ pub fn host_free(session: &mut Session, shared: &Shared, body: Range) -> Result<
         .host
         .remove(&body.start)
         .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    session.describe_host_end(&shared.images, body.start);
+    describe_host_end(session, &shared.images, body.start);
     block.set_managed(false);
     block.pin.set_idle(true);
     session.objects.host_spare.push(block);
@@ -395,7 +396,7 @@ pub fn take_surplus_host(session: &mut Session, shared: &Shared) -> Vec<HostBloc
 
 /// `cuPointerGetAttribute` for numeric attributes of pointers that the client does not know itself.
 pub fn pointer_attribute(session: &mut Session, shared: &Shared, body: PointerQuery) -> Reply {
-    let pointer = session.place_of(body.pointer);
+    let pointer = session.lasting.place_of(body.pointer);
     session.check_device(pointer, 1)?;
     shared
         .gpu

@@ -26,6 +26,7 @@ use crate::engine::base::call_error::CallError;
 use crate::engine::base::description::Record;
 use crate::engine::base::driver::is_sticky;
 use crate::engine::base::kinds::Kind;
+use crate::engine::lasting::messages::note_change;
 use crate::engine::lasting::{Lasting, Lost, Making, failed};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -141,7 +142,7 @@ macro_rules! conclude {
         if const { !matches!(Op::$name.change(), Change::Nothing) }
             && Outcome::<$kind>::is_done(&$outcome)
         {
-            $session.note_change(&$shared.images, $message);
+            note_change($session, &$shared.images, $message);
         } else if const { Op::$name.is_request() } && Outcome::<$kind>::is_done(&$outcome) {
             $session.note_executed($message);
         }

@@ -16,7 +16,7 @@ use crate::engine::images::family::Family;
 use crate::engine::images::instances::{self, Image};
 use crate::engine::images::prepared::{ImageCharge, Prepared, Ready};
 use crate::engine::images::variables;
-use crate::engine::lasting::{Lasting, Lost, Making};
+use crate::engine::lasting::{Lasting, Lost, Making, describe, describe_gone};
 use crate::engine::objects::functions::{Function, Global};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -431,7 +431,7 @@ fn forget_variables(session: &mut Session, gone: impl Fn(&Global) -> bool) {
         known.push(start);
         for known in known {
             session.lasting.moved.remove(&known);
-            session.describe_gone::<Variable>(known);
+            describe_gone::<Variable>(session, known);
         }
     }
     session.note_span();
@@ -607,7 +607,7 @@ impl Lasting for Variable {
 
 /// Describes a variable of which the client learned the address by this message.
 pub fn describe_variable(session: &mut Session, start: u64, message: Incoming<'_>) {
-    session.describe::<Variable>(start, &message.whole());
+    describe::<Variable>(session, start, &message.whole());
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use super::reply::{Reply, number};
 use crate::engine::base::account::Memory;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
+use crate::engine::base::graph_turns::session::may_use_graph_memory;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::capture::{captured_graph, is_capturing};
 use crate::engine::calls::memory::with_room;
@@ -160,7 +161,7 @@ pub fn pool_free(session: &mut Session, shared: &Shared, body: PoolFree) -> Resu
     if !pooled && !session.objects.graphs.memory.begins(body.address) {
         return Err(CUDA_ERROR_INVALID_VALUE.into());
     }
-    if !pooled && !is_capturing(session, body.stream) && !session.may_use_graph_memory(&shared.gpu)
+    if !pooled && !is_capturing(session, body.stream) && !may_use_graph_memory(session, &shared.gpu)
     {
         return Err(CallError::Full);
     }

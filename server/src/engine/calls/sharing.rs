@@ -11,6 +11,7 @@ use crate::engine::calls::module::receive_descriptor;
 use crate::engine::calls::pool;
 use crate::engine::calls::virtual_memory::{may_be_exported_memory, send_descriptor};
 use crate::engine::gpu::devices::Grant;
+use crate::engine::lasting::describe_gone;
 use crate::engine::lasting::memory as lasting;
 use crate::engine::objects::files::{Payment, bytes_mapped};
 use crate::engine::session::Session;
@@ -271,7 +272,7 @@ fn vacate(session: &mut Session, shared: &Shared, body: &FileRegister) -> Result
     let grant = session.objects.grants.remove(&body.address);
     let grant = grant.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     grant.left_by(&session.account);
-    session.describe_gone::<lasting::Memory>(body.address);
+    describe_gone::<lasting::Memory>(session, body.address);
     // Managed memory is not shared with other sessions.
     let grant = Arc::into_inner(grant).ok_or(CUDA_ERROR_NOT_SUPPORTED)?;
     let name = Name::numbered(keeper::Kind::Memory, grant.start);

@@ -6,6 +6,7 @@ use crate::engine::calls::capture::abandon_captures;
 use crate::engine::calls::green::part_of;
 use crate::engine::gpu::Gpu;
 use crate::engine::objects::held::{Awaited, Phase, Word};
+use crate::engine::objects::marks::session::queue_mark;
 use crate::engine::objects::streams::{Role, Stream, clamped};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -136,7 +137,7 @@ pub fn mark(session: &mut Session, shared: &Shared, body: Mark) -> Result<(), Ca
             CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into(),
         );
     }
-    if let Err(status) = session.queue_mark(&shared.gpu, stream, body.slot, body.value) {
+    if let Err(status) = queue_mark(session, &shared.gpu, stream, body.slot, body.value) {
         return mark_failed(session, &shared.gpu, &body, status.into());
     }
     session.submitted(&shared.gpu, index, 1)?;
@@ -164,7 +165,7 @@ pub fn host_function(
     if session.objects.streams.at(index)?.capturing {
         return mark_failed(session, &shared.gpu, &mark, CUDA_ERROR_NOT_SUPPORTED.into());
     }
-    let queued = session.queue_mark(&shared.gpu, stream, mark.slot, mark.value);
+    let queued = queue_mark(session, &shared.gpu, stream, mark.slot, mark.value);
     session.hold(
         index,
         Awaited::Returned {
@@ -226,7 +227,7 @@ pub fn mem_op(session: &mut Session, shared: &Shared, body: MemOp) -> Result<(),
         return Err(CUDA_ERROR_INVALID_VALUE.into());
     }
     let body = MemOp {
-        address: session.place_of(body.address),
+        address: session.lasting.place_of(body.address),
         ..body
     };
     session.check_device(body.address, len)?;

@@ -7,7 +7,11 @@ use crate::engine::base::call_error::CallError;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::memory::with_room;
 use crate::engine::calls::module::receive_descriptor;
-use crate::engine::lasting::virtual_memory::{Mapping, Released, Reservation};
+use crate::engine::lasting::virtual_memory::{
+    Mapping, Released, Reservation, describe_access, describe_mapping, describe_physical,
+    describe_physical_end, describe_reservation,
+};
+use crate::engine::lasting::{describe, describe_gone};
 use crate::engine::objects::files::Looked;
 use crate::engine::objects::virtual_memory::{Physical, VirtualMemory};
 use crate::engine::session::Session;
@@ -66,7 +70,7 @@ pub fn address_reserve(session: &mut Session, shared: &Shared, body: AddressRese
     )?;
     let taken = session.objects.virtual_memory.taken_for(start);
     let taken = taken.unwrap_or((start, body.len));
-    session.describe_reservation((start, body.len), taken);
+    describe_reservation(session, (start, body.len), taken);
     Ok(Range {
         start,
         len: body.len,
@@ -82,7 +86,7 @@ pub fn address_free(session: &mut Session, shared: &Shared, body: Range) -> Resu
         .objects
         .virtual_memory
         .free(&shared.gpu, body.start, body.len)?;
-    session.describe_gone::<Reservation>(body.start);
+    describe_gone::<Reservation>(session, body.start);
     Ok(())
 }
 
@@ -127,7 +131,7 @@ pub fn physical_create(session: &mut Session, shared: &Shared, body: PhysicalCre
             let _ = shared.gpu.driver.mem_release(raw);
         })?;
     let what = (body.len, device.ordinal, exportable);
-    session.describe_physical(&shared.images, body.handle, raw, what);
+    describe_physical(session, &shared.images, body.handle, raw, what);
     Ok(Vec::new())
 }
 
@@ -143,8 +147,8 @@ pub fn physical_release(
         .virtual_memory
         .release(&shared.gpu, body.object)?;
     match gone {
-        Some(key) => session.describe_physical_end(&shared.images, key),
-        None => session.describe::<Released>(body.object, &()),
+        Some(key) => describe_physical_end(session, &shared.images, key),
+        None => describe::<Released>(session, body.object, &()),
     }
     Ok(())
 }
@@ -157,7 +161,7 @@ pub fn map_memory(session: &mut Session, shared: &Shared, body: MapMemory) -> Re
         .objects
         .virtual_memory
         .map(&shared.gpu, range, body.handle, body.offset, body.flags)?;
-    session.describe_mapping(&body);
+    describe_mapping(session, &body);
     Ok(Vec::new())
 }
 
@@ -177,10 +181,10 @@ pub fn unmap_memory(session: &mut Session, shared: &Shared, body: Range) -> Repl
         .virtual_memory
         .unmap(&shared.gpu, body.start, body.len)?;
     for start in gone.mappings {
-        session.describe_gone::<Mapping>(start);
+        describe_gone::<Mapping>(session, start);
     }
     for key in gone.physical {
-        session.describe_physical_end(&shared.images, key);
+        describe_physical_end(session, &shared.images, key);
     }
     Ok(Vec::new())
 }
@@ -215,7 +219,7 @@ pub fn set_access(session: &mut Session, shared: &Shared, call: Call<'_, SetAcce
         .objects
         .virtual_memory
         .set_access(&shared.gpu, body.address, body.len, &accesses)?;
-    session.describe_access(body.address, body.len, &accesses);
+    describe_access(session, body.address, body.len, &accesses);
     Ok(Vec::new())
 }
 

@@ -6,6 +6,7 @@ use crate::engine::base::kinds::Kind;
 use crate::engine::gpu::devices::Grant;
 use crate::engine::gpu::host::{HostBlock, Paid};
 use crate::engine::images::ImageStore;
+use crate::engine::lasting::{describe, describe_gone};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use crate::keeper::{self, Name};
@@ -112,85 +113,88 @@ fn adopt_evicted(
         let grant = device.adopt_evicted(&session.account, (record.key, len))?;
         session.objects.grants.insert(record.key, Arc::new(grant));
         session.objects.evicted.insert(record.key, block);
-        session.note_evicted();
+        note_evicted(session);
         Ok(())
     };
     adopt().map_err(failed("its device memory in host memory", record))
 }
 
-impl Session {
-    /// Passes new device memory to the keeper and describes it. Binds the session if the keeper does not hold it.
-    pub fn describe_memory(&mut self, images: &ImageStore, grant: &Grant) {
-        if !self.lasting.kept {
-            return;
-        }
-        if !images.gpu.keep_grant(grant, &self.shared.kept) {
-            self.lasting.unkept_memory = true;
-            return self.note_bonds(images);
-        }
-        self.describe::<Memory>(grant.start, &described(grant, None));
+/// Passes new device memory to the keeper and describes it. Binds the session if the keeper does not hold it.
+pub fn describe_memory(session: &mut Session, images: &ImageStore, grant: &Grant) {
+    if !session.lasting.kept {
+        return;
     }
+    if !images.gpu.keep_grant(grant, &session.shared.kept) {
+        session.lasting.unkept_memory = true;
+        return session.note_bonds(images);
+    }
+    describe::<Memory>(session, grant.start, &described(grant, None));
+}
 
-    /// Passes the host memory with the content of device memory to the keeper and describes it, so that the device memory
-    /// is not needed any more. Returns whether the next server could continue with it.
-    pub fn describe_evicted(
-        &mut self,
-        images: &ImageStore,
-        grant: &Grant,
-        host: &HostBlock,
-    ) -> bool {
-        if !self.lasting.kept {
-            return true;
-        }
-        let name = Name::numbered(keeper::Kind::Host, host.start());
-        let (keeping, holder) = (&images.gpu.keeping, &self.shared.kept);
-        if !keeping.keep(name, host.file.as_fd(), holder) {
-            return false;
-        }
-        let state = described(grant, Some(host.start()));
-        self.describe::<Memory>(grant.start, &state);
-        keeping.forget(Name::numbered(keeper::Kind::Memory, grant.start));
-        true
+/// Passes the host memory with the content of device memory to the keeper and describes it, so that the device memory
+/// is not needed any more. Returns whether the next server could continue with it.
+pub fn describe_evicted(
+    session: &mut Session,
+    images: &ImageStore,
+    grant: &Grant,
+    host: &HostBlock,
+) -> bool {
+    if !session.lasting.kept {
+        return true;
     }
+    let name = Name::numbered(keeper::Kind::Host, host.start());
+    let (keeping, holder) = (&images.gpu.keeping, &session.shared.kept);
+    if !keeping.keep(name, host.file.as_fd(), holder) {
+        return false;
+    }
+    let state = described(grant, Some(host.start()));
+    describe::<Memory>(session, grant.start, &state);
+    keeping.forget(Name::numbered(keeper::Kind::Memory, grant.start));
+    true
+}
 
-    /// Passes device memory that has its content again to the keeper and describes it, so that the host memory is not
-    /// needed any more.
-    pub fn describe_refilled(&mut self, images: &ImageStore, grant: &Grant, host: &HostBlock) {
-        self.describe_memory(images, grant);
-        let name = Name::numbered(keeper::Kind::Host, host.start());
-        images.gpu.keeping.forget(name);
-    }
+/// Passes device memory that has its content again to the keeper and describes it, so that the host memory is not
+/// needed any more.
+pub fn describe_refilled(
+    session: &mut Session,
+    images: &ImageStore,
+    grant: &Grant,
+    host: &HostBlock,
+) {
+    describe_memory(session, images, grant);
+    let name = Name::numbered(keeper::Kind::Host, host.start());
+    images.gpu.keeping.forget(name);
+}
 
-    /// Publishes how much of its device memory is in host memory.
-    pub fn note_evicted(&self) {
-        let blocks = self.objects.evicted.values();
-        let bytes = blocks.map(HostBlock::len).sum();
-        self.shared.suspension.note_moved(bytes);
-    }
+/// Publishes how much of its device memory is in host memory.
+pub fn note_evicted(session: &Session) {
+    let blocks = session.objects.evicted.values();
+    let bytes = blocks.map(HostBlock::len).sum();
+    session.shared.suspension.note_moved(bytes);
+}
 
-    /// Passes new pinned memory to the keeper and describes it. Binds the session if the keeper does not hold it.
-    pub fn describe_host(&mut self, images: &ImageStore, start: u64, place: Place) {
-        if !self.lasting.kept {
-            return;
-        }
-        let name = Name::numbered(keeper::Kind::Host, start);
-        let block = self.objects.host.get(&start);
-        let (keeping, holder) = (&images.gpu.keeping, &self.shared.kept);
-        if !block.is_some_and(|block| keeping.keep(name, block.file.as_fd(), holder)) {
-            self.lasting.unkept_memory = true;
-            return self.note_bonds(images);
-        }
-        self.describe::<Host>(start, &place);
+/// Passes new pinned memory to the keeper and describes it. Binds the session if the keeper does not hold it.
+pub fn describe_host(session: &mut Session, images: &ImageStore, start: u64, place: Place) {
+    if !session.lasting.kept {
+        return;
     }
+    let name = Name::numbered(keeper::Kind::Host, start);
+    let block = session.objects.host.get(&start);
+    let (keeping, holder) = (&images.gpu.keeping, &session.shared.kept);
+    if !block.is_some_and(|block| keeping.keep(name, block.file.as_fd(), holder)) {
+        session.lasting.unkept_memory = true;
+        return session.note_bonds(images);
+    }
+    describe::<Host>(session, start, &place);
+}
 
-    /// Invalidates the record of freed pinned memory, and makes the keeper drop it.
-    pub fn describe_host_end(&mut self, images: &ImageStore, start: u64) {
-        self.describe_gone::<Host>(start);
-        images
-            .gpu
-            .keeping
-            .forget(Name::numbered(keeper::Kind::Host, start));
-    }
+/// Invalidates the record of freed pinned memory, and makes the keeper drop it.
+pub fn describe_host_end(session: &mut Session, images: &ImageStore, start: u64) {
+    describe_gone::<Host>(session, start);
+    images
+        .gpu
+        .keeping
+        .forget(Name::numbered(keeper::Kind::Host, start));
 }
 
 /// The state of a record of this device memory.

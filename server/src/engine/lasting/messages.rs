@@ -7,6 +7,7 @@ use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
 use crate::engine::gpu::cubin;
 use crate::engine::images::ImageStore;
+use crate::engine::lasting::describe;
 use crate::engine::session::Session;
 use mpsshim_model::client::ClientInfo;
 use mpsshim_model::limits::Terms;
@@ -61,82 +62,80 @@ impl Lasting for Client {
     }
 }
 
-impl Session {
-    /// Passes the session's descriptors to the keeper, and writes the record of the client.
-    pub fn begin_description(&mut self, images: &ImageStore) {
-        let client = Client {
-            info: self.shared.info.clone(),
-            terms: self.shared.terms,
-            weight: self.shared.standing.weight(),
-            memory: self.account.limits_of_devices(),
-        };
-        self.lasting.kept = self.shared.keep(&images.gpu.keeping);
-        self.write_down(Record::of(Kind::Client, 0, 0, &client));
-        self.note_bonds(images);
-    }
+/// Passes the session's descriptors to the keeper, and writes the record of the client.
+pub fn begin_description(session: &mut Session, images: &ImageStore) {
+    let client = Client {
+        info: session.shared.info.clone(),
+        terms: session.shared.terms,
+        weight: session.shared.standing.weight(),
+        memory: session.account.limits_of_devices(),
+    };
+    session.lasting.kept = session.shared.keep(&images.gpu.keeping);
+    session.write_down(Record::of(Kind::Client, 0, 0, &client));
+    session.note_bonds(images);
+}
 
-    /// Describes an executed message that changes the session's state.
-    pub fn note_change(&mut self, images: &ImageStore, message: Incoming<'_>) {
-        let op = message.op;
-        if !self.lasting.kept {
-            return;
-        }
-        if !self.inbox.held.is_replaying() {
-            self.note_executed(message);
-        }
-        let (kind, at) = match op.change() {
-            Change::Makes(at) => (Kind::Makes, at),
-            Change::Sets(at) => (Kind::Sets, at),
-            Change::Ends(at) => (Kind::Ends, at),
-            Change::Own => return,
-            Change::Nothing | Change::Binds => return self.note_bonds(images),
-        };
-        let key = message.word(at);
-        if key == 0 && op == Op::GetFunction {
-            return;
-        }
-        if kind == Kind::Ends {
-            self.write_down(Record::ending(kind, op as u16, key));
-        } else if message.len() as usize > bounds::DESCRIBED {
-            self.lasting.undescribed = true;
-        } else {
-            self.write_down(Record::of(kind, op as u16, key, &message.whole()));
-        }
-        match op {
-            Op::ImageLoad => self.note_whether_kept(key),
-            Op::ImageUnload => drop(self.lasting.unkept_images.remove(&key)),
-            Op::GetFunction => {
-                if let Ok(body) = message.body::<GetFunction>() {
-                    self.appraise_image(images, body.parent);
-                }
+/// Describes an executed message that changes the session's state.
+pub fn note_change(session: &mut Session, images: &ImageStore, message: Incoming<'_>) {
+    let op = message.op;
+    if !session.lasting.kept {
+        return;
+    }
+    if !session.inbox.held.is_replaying() {
+        session.note_executed(message);
+    }
+    let (kind, at) = match op.change() {
+        Change::Makes(at) => (Kind::Makes, at),
+        Change::Sets(at) => (Kind::Sets, at),
+        Change::Ends(at) => (Kind::Ends, at),
+        Change::Own => return,
+        Change::Nothing | Change::Binds => return session.note_bonds(images),
+    };
+    let key = message.word(at);
+    if key == 0 && op == Op::GetFunction {
+        return;
+    }
+    if kind == Kind::Ends {
+        session.write_down(Record::ending(kind, op as u16, key));
+    } else if message.len() as usize > bounds::DESCRIBED {
+        session.lasting.undescribed = true;
+    } else {
+        session.write_down(Record::of(kind, op as u16, key, &message.whole()));
+    }
+    match op {
+        Op::ImageLoad => note_whether_kept(session, key),
+        Op::ImageUnload => drop(session.lasting.unkept_images.remove(&key)),
+        Op::GetFunction => {
+            if let Ok(body) = message.body::<GetFunction>() {
+                appraise_image(session, images, body.parent);
             }
-            _ => {}
         }
-        self.note_bonds(images);
+        _ => {}
     }
+    session.note_bonds(images);
+}
 
-    /// Binds the session for as long as it has a new image if the keeper does not hold the content.
-    fn note_whether_kept(&mut self, handle: u64) {
-        if self
-            .objects
-            .image(handle)
-            .is_ok_and(|image| !image.content().is_kept())
-        {
-            self.lasting.unkept_images.insert(handle);
-        }
+/// Binds the session for as long as it has a new image if the keeper does not hold the content.
+fn note_whether_kept(session: &mut Session, handle: u64) {
+    if session
+        .objects
+        .image(handle)
+        .is_ok_and(|image| !image.content().is_kept())
+    {
+        session.lasting.unkept_images.insert(handle);
     }
+}
 
-    /// Checks whether an image binds the session, after one of its functions was looked up.
-    fn appraise_image(&mut self, images: &ImageStore, handle: u64) {
-        let Ok(image) = self.objects.image(handle) else {
-            return;
-        };
-        let content = image.content();
-        let leaves = images.leaves(content);
-        let (hash, is_long) = (*content.hash(), content.len() > LONG);
-        self.lasting.binding_images |= leaves.addresses;
-        if is_long && self.lasting.appraised.insert(handle) {
-            self.describe::<Leaves>(handle, &(hash, leaves));
-        }
+/// Checks whether an image binds the session, after one of its functions was looked up.
+fn appraise_image(session: &mut Session, images: &ImageStore, handle: u64) {
+    let Ok(image) = session.objects.image(handle) else {
+        return;
+    };
+    let content = image.content();
+    let leaves = images.leaves(content);
+    let (hash, is_long) = (*content.hash(), content.len() > LONG);
+    session.lasting.binding_images |= leaves.addresses;
+    if is_long && session.lasting.appraised.insert(handle) {
+        describe::<Leaves>(session, handle, &(hash, leaves));
     }
 }

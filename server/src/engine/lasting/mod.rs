@@ -107,18 +107,16 @@ pub fn make<K: Lasting>(
     made
 }
 
-impl Session {
-    /// Appends a record of state that the next server restores.
-    pub fn describe<K: Lasting>(&mut self, key: u64, state: &K::State) {
-        if self.lasting.kept {
-            self.write_down(Record::of(K::KIND, 0, key, state));
-        }
+/// Appends a record of state that the next server restores.
+pub fn describe<K: Lasting>(session: &mut Session, key: u64, state: &K::State) {
+    if session.lasting.kept {
+        session.write_down(Record::of(K::KIND, 0, key, state));
     }
+}
 
-    /// Invalidates the record of destroyed state, and the records that depend on it.
-    pub fn describe_gone<K: Lasting>(&mut self, key: u64) {
-        if self.lasting.kept {
-            self.write_down(Record::ending(Kind::Gone, K::KIND as u16, key));
-        }
+/// Invalidates the record of destroyed state, and the records that depend on it.
+pub fn describe_gone<K: Lasting>(session: &mut Session, key: u64) {
+    if session.lasting.kept {
+        session.write_down(Record::ending(Kind::Gone, K::KIND as u16, key));
     }
 }

@@ -7,6 +7,7 @@ use crate::engine::base::kinds::Kind;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::devices;
 use crate::engine::images::ImageStore;
+use crate::engine::lasting::{describe, describe_gone};
 use crate::engine::objects::virtual_memory::VirtualMemory;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -50,7 +51,7 @@ impl Lasting for Physical {
         session: &mut Session,
         making: &mut Making<'_>,
     ) -> Result<(), Lost> {
-        let memory = making.take(session.name_of_physical(record.key))?;
+        let memory = making.take(name_of_physical(session, record.key))?;
         let made = adopt_physical(making.shared, session, record.key, what, &memory);
         made.map_err(failed("memory", record))
     }
@@ -128,64 +129,62 @@ impl Lasting for Access {
     }
 }
 
-impl Session {
-    /// Describes a new reservation of addresses.
-    pub fn describe_reservation(&mut self, (start, len): (u64, u64), taken: (u64, u64)) {
-        self.describe::<Reservation>(start, &(len, taken));
-    }
+/// Describes a new reservation of addresses.
+pub fn describe_reservation(session: &mut Session, (start, len): (u64, u64), taken: (u64, u64)) {
+    describe::<Reservation>(session, start, &(len, taken));
+}
 
-    /// Passes new physical memory to the keeper and describes it. Binds the session if the keeper does not hold it.
-    pub fn describe_physical(
-        &mut self,
-        images: &ImageStore,
-        key: u64,
-        raw: CUmemGenericAllocationHandle,
-        (len, device, exportable): (u64, Ordinal, bool),
-    ) {
-        if !self.lasting.kept {
-            return;
-        }
-        let exported = devices::export(&images.gpu.driver, raw);
-        let name = self.name_of_physical(key);
-        let (keeping, holder) = (&images.gpu.keeping, &self.shared.kept);
-        if !exported.is_ok_and(|fd| keeping.keep(name, fd.as_fd(), holder)) {
-            self.lasting.unkept_memory = true;
-            return self.note_bonds(images);
-        }
-        let device = u32::from(device);
-        self.describe::<Physical>(key, &(len, device, exportable));
+/// Passes new physical memory to the keeper and describes it. Binds the session if the keeper does not hold it.
+pub fn describe_physical(
+    session: &mut Session,
+    images: &ImageStore,
+    key: u64,
+    raw: CUmemGenericAllocationHandle,
+    (len, device, exportable): (u64, Ordinal, bool),
+) {
+    if !session.lasting.kept {
+        return;
     }
+    let exported = devices::export(&images.gpu.driver, raw);
+    let name = name_of_physical(session, key);
+    let (keeping, holder) = (&images.gpu.keeping, &session.shared.kept);
+    if !exported.is_ok_and(|fd| keeping.keep(name, fd.as_fd(), holder)) {
+        session.lasting.unkept_memory = true;
+        return session.note_bonds(images);
+    }
+    let device = u32::from(device);
+    describe::<Physical>(session, key, &(len, device, exportable));
+}
 
-    /// Invalidates the record of freed physical memory, and makes the keeper drop it.
-    pub fn describe_physical_end(&mut self, images: &ImageStore, key: u64) {
-        self.describe_gone::<Physical>(key);
-        images.gpu.keeping.forget(self.name_of_physical(key));
-    }
+/// Invalidates the record of freed physical memory, and makes the keeper drop it.
+pub fn describe_physical_end(session: &mut Session, images: &ImageStore, key: u64) {
+    describe_gone::<Physical>(session, key);
+    images.gpu.keeping.forget(name_of_physical(session, key));
+}
 
-    /// Name of the session's physical memory in the keeper.
-    pub fn name_of_physical(&self, key: u64) -> Name {
-        let mut name = Name::numbered(keeper::Kind::Physical, key);
-        let session = self.shared.info.session.to_le_bytes();
-        name.id[8..16].copy_from_slice(&session);
-        name
-    }
+/// Name of the session's physical memory in the keeper.
+pub fn name_of_physical(session: &Session, key: u64) -> Name {
+    let mut name = Name::numbered(keeper::Kind::Physical, key);
+    let number = session.shared.info.session.to_le_bytes();
+    name.id[8..16].copy_from_slice(&number);
+    name
+}
 
-    /// Describes a new mapping.
-    pub fn describe_mapping(&mut self, body: &MapMemory) {
-        if let Some(key) = self.objects.virtual_memory.key_of(body.handle) {
-            let what = (body.len, body.offset, body.flags, key);
-            self.describe::<Mapping>(body.address, &what);
-        }
+/// Describes a new mapping.
+pub fn describe_mapping(session: &mut Session, body: &MapMemory) {
+    if let Some(key) = session.objects.virtual_memory.key_of(body.handle) {
+        let what = (body.len, body.offset, body.flags, key);
+        describe::<Mapping>(session, body.address, &what);
     }
+}
 
-    /// Describes which devices may access mappings from now on.
-    pub fn describe_access(&mut self, start: u64, len: u64, accesses: &[CUmemAccessDesc]) {
-        let each = accesses
-            .iter()
-            .map(|access| (access.location.kind, access.location.id, access.flags));
-        let each: Vec<(u32, i32, u32)> = each.collect();
-        self.describe::<Access>(start, &(len, each));
-    }
+/// Describes which devices may access mappings from now on.
+pub fn describe_access(session: &mut Session, start: u64, len: u64, accesses: &[CUmemAccessDesc]) {
+    let each = accesses
+        .iter()
+        .map(|access| (access.location.kind, access.location.id, access.flags));
+    let each: Vec<(u32, i32, u32)> = each.collect();
+    describe::<Access>(session, start, &(len, each));
 }
 
 fn adopt_physical(

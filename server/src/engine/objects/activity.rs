@@ -2,7 +2,7 @@
 //! publishes them every millisecond and before it sleeps, so that they cost a launch only an addition.
 
 pub mod managed;
-mod session;
+pub mod session;
 
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::sync::atomic::AtomicU64;

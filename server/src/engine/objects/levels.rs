@@ -16,7 +16,7 @@
 //! Kernels keep the priority with which they were submitted, so a client whose kernels take long never has the middle
 //! level: when its turn comes, the others have the last level too, where its kernels were submitted before theirs.
 
-mod session;
+pub mod session;
 mod waits;
 
 pub use waits::{Total, Waited};

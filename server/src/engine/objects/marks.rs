@@ -5,7 +5,7 @@
 //! such operations delay each other, which kernels do not. So kernels write the flags of clients that wait often and
 //! briefly, if several clients do (docs/design/0002-marks-and-waits.md).
 
-mod session;
+pub mod session;
 
 use crate::engine::gpu::flag_kernel::FlagKernel;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Pieces of managed memory that a client moves between host and device in the order of one of its streams.
 
-mod session;
+pub mod session;
 
 use mpsshim_proto::message::{PIECES_MAX, Piece, Side};
 

@@ -5,7 +5,7 @@
 //! nothing behind a kernel that is long or of unknown length. Further messages are deferred in the server
 //! ([`crate::engine::objects::held`]), where they delay neither other clients nor the client's other streams.
 
-mod session;
+pub mod session;
 
 use crate::engine::gpu::{Gpu, WINDOW};
 use crate::engine::objects::streams::Stream;

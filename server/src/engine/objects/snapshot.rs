@@ -7,7 +7,8 @@
 //! portable again.
 //!
 //! In the next server, variables may have other addresses. An address that the client passes is translated
-//! ([`Session::place_of`]); an address that kernels have stored in a variable cannot be, and the session stays bound.
+//! ([`crate::engine::session::lasting::Lasting::place_of`]); an address that kernels have stored in a variable cannot
+//! be, and the session stays bound.
 
 pub mod session;
 

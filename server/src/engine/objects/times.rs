@@ -5,7 +5,7 @@
 //! to it and saved as times of the machine's clock (`CLOCK_MONOTONIC`). The next server records these events again and
 //! keeps, for each, how much later its own record is.
 
-mod session;
+pub mod session;
 
 use crate::engine::base::driver::is_sticky;
 use crate::engine::base::ordinal::Ordinal;

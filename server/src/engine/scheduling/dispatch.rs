@@ -6,13 +6,17 @@
 //! it probes the context every millisecond, since a fault would otherwise go unnoticed while clients wait for flags.
 
 use crate::engine::base::call::Incoming;
+use crate::engine::base::graph_turns::session::end_graph_turn;
+use crate::engine::base::printing::session::stop_printing;
 use crate::engine::base::side::Side;
 use crate::engine::calls::memory::finish_releases;
 use crate::engine::calls::pool::trim_pools;
 use crate::engine::calls::stream::reap_streams;
 use crate::engine::calls::{Undone, is_slow};
+use crate::engine::objects::activity::session::sample;
 use crate::engine::objects::fairness;
 use crate::engine::objects::held::Order as Deferral;
+use crate::engine::objects::marks::session::count_marks;
 use crate::engine::objects::trace::session::execute;
 use crate::engine::scheduling::express::Served;
 use crate::engine::scheduling::parking::{self, Parked, Sessions};
@@ -95,12 +99,12 @@ pub fn run(shared: &Arc<Shared>, me: usize, inbox: &Receiver<Box<Session>>) {
             let over = counted.elapsed();
             counted += over;
             for session in &mut sessions {
-                session.sample(&shared.gpu, counted, false);
+                sample(session, &shared.gpu, counted, false);
             }
             shared.assign_levels(counted);
             let active = sessions
                 .iter_mut()
-                .filter_map(|s| s.count_marks(&shared.gpu, over).then_some(()))
+                .filter_map(|s| count_marks(s, &shared.gpu, over).then_some(()))
                 .count();
             dispatcher.active.store(active, Ordering::Relaxed);
             shared.count_synchronizing();
@@ -250,7 +254,7 @@ fn sleep(
     for session in sessions.iter_mut() {
         session.say_whether_at_work(&shared.gpu);
         in_flight |= session.shared.at_work.load(Ordering::Relaxed);
-        session.sample(&shared.gpu, now, true);
+        sample(session, &shared.gpu, now, true);
     }
     if in_flight {
         shared.assign_levels(now);
@@ -414,8 +418,8 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if session.shared.header().sleeping.0.load(Ordering::Relaxed) != 0 {
         shared.lanes.wake_watcher();
     }
-    session.stop_printing(&shared.gpu);
-    session.end_graph_turn(&shared.gpu);
+    stop_printing(session, &shared.gpu);
+    end_graph_turn(session, &shared.gpu);
     reap_streams(session, shared);
     finish_releases(session, shared);
     trim_pools(session, shared);

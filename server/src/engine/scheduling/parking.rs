@@ -5,6 +5,8 @@
 //! as before a sleep, their clients are told to ring the doorbell, and only those doorbells are polled, all at once and
 //! at intervals.
 
+use crate::engine::base::printing::session::prints;
+use crate::engine::objects::activity::session::sample;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -84,7 +86,7 @@ impl Parked {
             tracing::debug!(%error, "a quiet client is looked at like others");
             return Err(session);
         }
-        session.sample(&shared.gpu, Instant::now(), true);
+        sample(&mut session, &shared.gpu, Instant::now(), true);
         // It can only be parked because nothing is in flight.
         session.shared.at_work.store(false, Ordering::Release);
         let sleeps = &session.shared.header().server_sleeps.0;
@@ -170,7 +172,7 @@ impl Session {
         !self.inbox.held.any()
             && self.objects.releasing.is_empty()
             && !self.objects.pools.is_untrimmed()
-            && !self.prints()
+            && !prints(self)
             && !self.flow.has_graph_turn
             && self.snapshot_pause().is_none()
             && self.flow.room_at.is_none()

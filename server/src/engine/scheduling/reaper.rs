@@ -7,11 +7,14 @@
 //! A kernel that never ends can only be stopped by destroying the whole context. Its session keeps all its memory until
 //! then and no longer counts as a client; other sessions are freed as usual.
 
+use crate::engine::base::graph_turns::session::leave_graph_turn;
+use crate::engine::base::printing::session::surrender_printing;
 use crate::engine::base::side::Side;
 use crate::engine::calls::array::take_arrays;
 use crate::engine::calls::capture::abandon_captures;
 use crate::engine::calls::module::forget_offer;
 use crate::engine::images::instances::Image;
+use crate::engine::lasting::virtual_memory::name_of_physical;
 use crate::engine::objects::awaited::release::Release;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -159,8 +162,8 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     panics::works_for(Some(session.shared.info.session));
     shared.roster.note_drained(&session.shared);
     session.enter();
-    session.surrender_printing(&shared.gpu);
-    session.leave_graph_turn(&shared.gpu);
+    surrender_printing(&mut session, &shared.gpu);
+    leave_graph_turn(&mut session, &shared.gpu);
     for (device, stream) in session.objects.helpers.drain(..) {
         let _ = shared.gpu.devices[device].make_current(&shared.gpu.driver);
         let _ = shared.gpu.driver.context.stream_destroy(stream);
@@ -195,7 +198,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     session.objects.graphs.free_memory(&shared.gpu);
     session.objects.pools.clear(&shared.gpu);
     for key in session.objects.virtual_memory.keys() {
-        shared.gpu.keeping.forget(session.name_of_physical(key));
+        shared.gpu.keeping.forget(name_of_physical(&session, key));
     }
     session.objects.virtual_memory.clear(&shared.gpu);
     let mut graves: Vec<Buried> = session.objects.greens.drain().map(Buried::Green).collect();

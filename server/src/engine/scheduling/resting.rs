@@ -4,6 +4,8 @@
 //! Each dispatch thread brings its own sessions to rest. Work that a session still owes its client (marks, deferred
 //! messages, an image being loaded) is completed first; the next message stays in the ring.
 
+use crate::engine::base::graph_turns::session::end_graph_turn;
+use crate::engine::base::printing::session::stop_printing;
 use crate::engine::calls::memory::finish_releases;
 use crate::engine::calls::stream::reap_streams;
 use crate::engine::scheduling::dispatch::Visit;
@@ -368,8 +370,8 @@ impl Session {
 
     /// Completes work that has been submitted, and submits no new work. `None`: the session owes nothing any more.
     pub fn finish_work(&mut self, shared: &Shared) -> Option<Visit> {
-        self.stop_printing(&shared.gpu);
-        self.end_graph_turn(&shared.gpu);
+        stop_printing(self, &shared.gpu);
+        end_graph_turn(self, &shared.gpu);
         reap_streams(self, shared);
         finish_releases(self, shared);
         if shared.gpu.calm(self.side).is_wanted() && self.shared.at_work.load(Ordering::Relaxed) {

@@ -12,6 +12,7 @@ use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side;
 use crate::engine::gpu::devices::Grant;
 use crate::engine::gpu::host::HostBlock;
+use crate::engine::lasting::memory::{describe_evicted, describe_refilled, note_evicted};
 use crate::engine::scheduling::dispatch::Visit;
 use crate::engine::session::Session;
 use crate::engine::session::suspension::Order;
@@ -179,14 +180,14 @@ impl Session {
                     "its memory cannot be copied: {status}"
                 )));
             }
-            if !self.describe_evicted(&shared.images, &grant, &block) {
+            if !describe_evicted(self, &shared.images, &grant, &block) {
                 self.spare(block);
                 return Err(Unmoved::Failed(
                     "the keeper has no room for its memory".into(),
                 ));
             }
             self.objects.evicted.insert(grant.start, block);
-            self.note_evicted();
+            note_evicted(self);
             let suspension = &self.shared.suspension;
             suspension.take_movable(grant.device, grant.len);
             let of = &shared.gpu.devices[grant.device];
@@ -268,10 +269,10 @@ impl Session {
         if let Some(block) = self.objects.evicted.remove(&grant.start) {
             let suspension = &self.shared.suspension;
             suspension.add_movable(grant.device, grant.len);
-            self.describe_refilled(&shared.images, grant, &block);
+            describe_refilled(self, &shared.images, grant, &block);
             self.spare(block);
         }
-        self.note_evicted();
+        note_evicted(self);
         Ok(Progress::Done)
     }
 

@@ -7,6 +7,7 @@ use crate::engine::base::keeping::Keeping;
 use crate::engine::base::progress::Progress;
 use crate::engine::images::ImageStore;
 use crate::engine::session::bonds::Destination;
+use crate::engine::session::lasting::Lasting;
 use crate::engine::session::{Session, SessionShared};
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::CUresult;
@@ -74,7 +75,7 @@ impl Session {
             // SAFETY: the caller has checked that `len` bytes can be read; the client may change them meanwhile.
             let word = unsafe { params.add(at).cast::<u64>().read_unaligned() };
             if word >= first && word < end {
-                let place = self.place_of(word);
+                let place = self.lasting.place_of(word);
                 moved |= place != word;
                 let below = self.objects.globals.range(..=place).next_back();
                 if let Some((start, global)) = below
@@ -100,27 +101,6 @@ impl Session {
                     (_, 0) => (start, end),
                     (first, last) => (first.min(start), last.max(end)),
                 });
-    }
-
-    /// Translates an address that the client uses to the present one: a variable may have moved since the previous
-    /// server.
-    #[inline]
-    pub fn place_of(&self, address: u64) -> u64 {
-        if self.lasting.moved.is_empty() {
-            return address;
-        }
-        let below = self.lasting.moved.range(..=address).next_back();
-        match below {
-            Some((start, (len, now))) if address - start < *len => now + (address - start),
-            _ => address,
-        }
-    }
-
-    /// Translates a present address back to the address that the client knows: the inverse of [`Session::place_of`].
-    pub fn known_as(&self, place: u64) -> u64 {
-        let mut moved = self.lasting.moved.iter();
-        let here = moved.find(|(_, (len, now))| place.wrapping_sub(*now) < *len);
-        here.map_or(place, |(known, (_, now))| known + (place - now))
     }
 
     /// Called when the driver has refused a submission because the context is lost: streams to which nothing was
@@ -149,5 +129,28 @@ impl Session {
             self.note_bonds(images);
         }
         Ok(())
+    }
+}
+
+impl Lasting {
+    /// Translates an address that the client uses to the present one: a variable may have moved since the previous
+    /// server.
+    #[inline]
+    pub fn place_of(&self, address: u64) -> u64 {
+        if self.moved.is_empty() {
+            return address;
+        }
+        let below = self.moved.range(..=address).next_back();
+        match below {
+            Some((start, (len, now))) if address - start < *len => now + (address - start),
+            _ => address,
+        }
+    }
+
+    /// Translates a present address back to the address that the client knows: the inverse of [`Lasting::place_of`].
+    pub fn known_as(&self, place: u64) -> u64 {
+        let mut moved = self.moved.iter();
+        let here = moved.find(|(_, (len, now))| place.wrapping_sub(*now) < *len);
+        here.map_or(place, |(known, (_, now))| known + (place - now))
     }
 }

@@ -4,7 +4,9 @@ use crate::engine::base::bounds::GRAPH_DEPTH;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::is_sticky;
+use crate::engine::base::graph_turns::session::may_launch_graph;
 use crate::engine::base::ordinal::Ordinal;
+use crate::engine::base::printing::session::may_print;
 use crate::engine::calls::capture::{all_nodes, take};
 use crate::engine::calls::graph::shown::{give_slots, host_nodes};
 use crate::engine::calls::graph::{drop_kept, graph_ready, saved};
@@ -12,6 +14,8 @@ use crate::engine::calls::reply::{Reply, number};
 use crate::engine::gpu::devices::volume;
 use crate::engine::objects::graphs::Exec;
 use crate::engine::objects::levels::Level;
+use crate::engine::objects::levels::session::{level, note_fill};
+use crate::engine::objects::pace::session::{prepare_work, submitted_work};
 use crate::engine::objects::pace::{Length, Runs};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -56,7 +60,7 @@ pub fn graph_instantiate(
     };
     let parts = session.objects.graphs.graphs.get(body.graph)?.size.parts;
     // Conditions that may defer the message are checked before anything is counted.
-    if uploads_on.is_some() && !session.may_launch_graph(&shared.gpu, body.graph) {
+    if uploads_on.is_some() && !may_launch_graph(session, &shared.gpu, body.graph) {
         return Err(CallError::Full);
     }
     let stream = match (body.with_params, body.stream) {
@@ -143,7 +147,7 @@ pub fn graph_instantiate(
 /// The flags with which a graph is instantiated. Where clients have levels, all kernels of a graph have the priority
 /// of the stream in which it is launched, since that is the client's level and the kernels' own priorities are not.
 pub fn flags_in_level(session: &Session, flags: u64, device: Ordinal) -> u64 {
-    match session.level(device) {
+    match level(session, device) {
         Level::Own => flags,
         _ => flags & !u64::from(CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY),
     }
@@ -157,13 +161,13 @@ pub fn graph_launch(
 ) -> Result<(), CallError> {
     let exec = session.objects.graphs.execs.get(body.exec)?;
     let (raw, prints, parts, fill) = (exec.raw, exec.prints, exec.parts, exec.fill);
-    if prints && !session.may_print(&shared.gpu)
-        || !session.may_launch_graph(&shared.gpu, body.exec)
+    if prints && !may_print(session, &shared.gpu)
+        || !may_launch_graph(session, &shared.gpu, body.exec)
     {
         return Err(CallError::Full);
     }
     session.note_graph_launch();
-    let (index, stream) = session.prepare_work(&shared.gpu, body.stream, Runs::Graph(body.exec))?;
+    let (index, stream) = prepare_work(session, &shared.gpu, body.stream, Runs::Graph(body.exec))?;
     if session.objects.streams.at(index)?.capturing {
         session.objects.graphs.capture(parts)?;
     }
@@ -180,9 +184,9 @@ pub fn graph_launch(
         session.objects.graphs.discharge();
     }
     session.flow.counts.launches += 1;
-    session.submitted_work(&shared.gpu, index, Runs::Graph(body.exec))?;
+    submitted_work(session, &shared.gpu, index, Runs::Graph(body.exec))?;
     if let Some(fill) = fill {
-        session.note_fill(index, fill);
+        note_fill(session, index, fill);
     }
     Ok(())
 }
@@ -194,7 +198,7 @@ pub fn graph_upload(
     body: GraphLaunch,
 ) -> Result<(), CallError> {
     let raw = session.objects.graphs.execs.get(body.exec)?.raw;
-    if !session.may_launch_graph(&shared.gpu, body.exec) {
+    if !may_launch_graph(session, &shared.gpu, body.exec) {
         return Err(CallError::Full);
     }
     let (index, stream) = session.prepare(&shared.gpu, body.stream)?;

@@ -17,6 +17,7 @@ use crate::engine::calls::green::part_of;
 use crate::engine::calls::reply::Reply;
 use crate::engine::calls::{function, reference};
 use crate::engine::objects::graphs::Owner;
+use crate::engine::objects::times::session::note_recorded_by_graphs;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
@@ -242,7 +243,7 @@ pub fn note_described(session: &mut Session, described: &Described, exec: u64) {
     }
     if let Some(handle) = described.refers {
         session.objects.graphs.refer_to(handle);
-        session.note_recorded_by_graphs(handle);
+        note_recorded_by_graphs(session, handle);
     }
 }
 
@@ -303,7 +304,7 @@ pub fn describe_node(
         }
         CU_GRAPH_NODE_TYPE_MEMSET => {
             let mut body: CUDA_MEMSET_NODE_PARAMS = one(&mut bytes)?;
-            body.to = session.place_of(body.to);
+            body.to = session.lasting.place_of(body.to);
             let len = memset_extent(body.element, body.width, body.height, body.pitch)?;
             session.check_device(body.to, len)?;
             session.check_writable(body.to)?;
@@ -407,8 +408,8 @@ pub fn describe_node(
 
 /// Translates a copy, after checking that both sides are the session's memory.
 fn checked_copy(session: &mut Session, mut copy: CUDA_MEMCPY3D) -> Result<CUDA_MEMCPY3D, CUresult> {
-    copy.src_device = session.place_of(copy.src_device);
-    copy.dst_device = session.place_of(copy.dst_device);
+    copy.src_device = session.lasting.place_of(copy.src_device);
+    copy.dst_device = session.lasting.place_of(copy.dst_device);
     let from = Rows {
         at: [copy.src_x, copy.src_y, copy.src_z],
         pitch: copy.src_pitch,
@@ -452,7 +453,7 @@ fn checked_copy(session: &mut Session, mut copy: CUDA_MEMCPY3D) -> Result<CUDA_M
 fn check_memory_operation(session: &Session, operation: &mut [u64; 6]) -> Result<(), CUresult> {
     const FLUSH: u32 = 3;
     const BARRIER: u32 = 6;
-    operation[1] = session.place_of(operation[1]);
+    operation[1] = session.lasting.place_of(operation[1]);
     let [kind, address, ..] = *operation;
     let bytes = match kind as u32 {
         1 | 2 => 4,

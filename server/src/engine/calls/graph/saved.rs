@@ -287,13 +287,13 @@ fn note_variables(
         let word = u64::from_le_bytes(*bytes);
         let place = match is_raw {
             true => word,
-            false => session.place_of(word),
+            false => session.lasting.place_of(word),
         };
         let below = session.objects.globals.range(..=place).next_back();
         match below.filter(|(start, global)| place - **start < global.len) {
             Some((start, _)) => {
                 session.objects.graphs.note_named(*start);
-                *bytes = session.known_as(place).to_le_bytes();
+                *bytes = session.lasting.known_as(place).to_le_bytes();
             }
             None if may_have_address(bytes) && has_address(bytes, variables) => {
                 return Err("it has an address near a variable");

@@ -4,65 +4,68 @@ use super::managed::Moves;
 use super::{LONGEST, Sample};
 use crate::engine::base::account::Home;
 use crate::engine::gpu::Gpu;
+use crate::engine::objects::levels::session::fills;
+use crate::engine::objects::pace::session::publish_pace;
 use crate::engine::session::{Session, SessionShared};
 use mpsshim_model::limits::{Activity, ManagedUsage};
 use mpsshim_proto::segment::RING_LEN;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-impl Session {
-    /// Samples the session's state and publishes its counters. `rests`: its thread is about to sleep.
-    pub fn sample(&mut self, gpu: &Gpu, now: Instant, rests: bool) {
-        self.enter();
-        self.publish_pace(gpu, now);
-        if gpu.calm(self.side).is_urgent() {
-            self.say_whether_at_work(gpu);
-        }
-        let streams = self
-            .objects
-            .streams
-            .iter_mut()
-            .filter(|stream| !stream.capturing);
-        let in_flight: u64 = streams
-            .map(|stream| stream.in_flight(gpu, &self.shared.segment))
-            .sum();
-        let sample = Sample {
-            at: now,
-            busy: in_flight > 0,
-            waits: self.inbox.consumer.has_message(),
-            fills: self.fills(gpu),
-        };
-        if !gpu.is_tracing() {
-            self.tracer = None;
-        }
-        let published = self.shared.activity.messages.load(Ordering::Relaxed);
-        if sample.busy || published != self.flow.dispatched {
-            self.shared.suspension.note_active(now);
-        }
-        let counts = &mut self.flow.counts;
-        if let Some(last) = counts.last {
-            let between = now.duration_since(last.at).min(LONGEST);
-            counts.held += Sample::charge(between, last.busy, sample.busy);
-            counts.waited += Sample::charge(between, last.waits, sample.waits);
-            for (device, (before, after)) in last.fills.iter().zip(&sample.fills).enumerate() {
-                if before + after > 0.0 {
-                    let time = between.mul_f32((before + after) / 2.0);
-                    let in_flight = Sample::charge(between, *before > 0.0, *after > 0.0);
-                    self.shared.standing.add_wanted(device, time, in_flight);
-                }
+/// Samples the session's state and publishes its counters. `rests`: its thread is about to sleep.
+pub fn sample(session: &mut Session, gpu: &Gpu, now: Instant, rests: bool) {
+    session.enter();
+    publish_pace(session, gpu, now);
+    if gpu.calm(session.side).is_urgent() {
+        session.say_whether_at_work(gpu);
+    }
+    let streams = session
+        .objects
+        .streams
+        .iter_mut()
+        .filter(|stream| !stream.capturing);
+    let in_flight: u64 = streams
+        .map(|stream| stream.in_flight(gpu, &session.shared.segment))
+        .sum();
+    let sample = Sample {
+        at: now,
+        busy: in_flight > 0,
+        waits: session.inbox.consumer.has_message(),
+        fills: fills(session, gpu),
+    };
+    if !gpu.is_tracing() {
+        session.tracer = None;
+    }
+    let published = session.shared.activity.messages.load(Ordering::Relaxed);
+    if sample.busy || published != session.flow.dispatched {
+        session.shared.suspension.note_active(now);
+    }
+    let counts = &mut session.flow.counts;
+    if let Some(last) = counts.last {
+        let between = now.duration_since(last.at).min(LONGEST);
+        counts.held += Sample::charge(between, last.busy, sample.busy);
+        counts.waited += Sample::charge(between, last.waits, sample.waits);
+        for (device, (before, after)) in last.fills.iter().zip(&sample.fills).enumerate() {
+            if before + after > 0.0 {
+                let time = between.mul_f32((before + after) / 2.0);
+                let in_flight = Sample::charge(between, *before > 0.0, *after > 0.0);
+                session.shared.standing.add_wanted(device, time, in_flight);
             }
         }
-        counts.last = (!rests || sample.busy).then_some(sample);
-        let published = &self.shared.activity;
-        let store = |to: &AtomicU64, value| to.store(value, Ordering::Relaxed);
-        store(&published.launches, counts.launches);
-        store(&published.copies, counts.copies);
-        store(&published.messages, self.flow.dispatched);
-        store(&published.queued, in_flight + self.inbox.held.len() as u64);
-        store(&published.held_ns, counts.held.as_nanos() as u64);
-        store(&published.waited_ns, counts.waited.as_nanos() as u64);
-        published.managed.store(&counts.managed);
     }
+    counts.last = (!rests || sample.busy).then_some(sample);
+    let published = &session.shared.activity;
+    let store = |to: &AtomicU64, value| to.store(value, Ordering::Relaxed);
+    store(&published.launches, counts.launches);
+    store(&published.copies, counts.copies);
+    store(&published.messages, session.flow.dispatched);
+    store(
+        &published.queued,
+        in_flight + session.inbox.held.len() as u64,
+    );
+    store(&published.held_ns, counts.held.as_nanos() as u64);
+    store(&published.waited_ns, counts.waited.as_nanos() as u64);
+    published.managed.store(&counts.managed);
 }
 
 impl SessionShared {

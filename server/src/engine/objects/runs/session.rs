@@ -5,6 +5,10 @@ use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
 use crate::engine::calls::function;
 use crate::engine::gpu::copy_kernel::{MoveKernel, Moves};
+use crate::engine::objects::levels::session::note_fill;
+use crate::engine::objects::marks::session::writer;
+use crate::engine::objects::moves::session::{move_kernel, note_moved, pieces};
+use crate::engine::objects::pace::session::prepare_work;
 use crate::engine::objects::pace::{Length, Runs};
 use crate::engine::objects::streams::Stream;
 use crate::engine::session::Session;
@@ -125,8 +129,8 @@ impl Session {
         let device = self.objects.streams.at(index).ok()?.device;
         let gpu = &shared.gpu;
         gpu.devices[device].make_current(&gpu.driver).ok()?;
-        let pieces = self.pieces(message, &body).ok()?;
-        let (kernel, moves) = self.move_kernel(shared, index, &body, &pieces).ok()??;
+        let pieces = pieces(self, message, &body).ok()?;
+        let (kernel, moves) = move_kernel(self, shared, index, &body, &pieces).ok()??;
         Some(Planned {
             body: Launch {
                 stream: body.stream,
@@ -155,7 +159,7 @@ impl Session {
         let threads = run.iter().map(Planned::threads).max().unwrap_or(0);
         let waits = |stream: &Stream| stream.is_fresh() && stream.waits_for_each;
         let expects =
-            |stream: &Stream| waits(stream) && self.writer(&shared.gpu, stream, threads).is_some();
+            |stream: &Stream| waits(stream) && writer(self, &shared.gpu, stream, threads).is_some();
         self.objects
             .streams
             .get(first.body.stream)
@@ -188,7 +192,7 @@ impl Session {
         let threads = run.iter().map(Planned::threads).max()?;
         Some(Marking {
             body,
-            by: self.writer(&shared.gpu, stream, threads)?,
+            by: writer(self, &shared.gpu, stream, threads)?,
             context: shared.gpu.devices[stream.device].context()?,
             address: self.shared.segment.flag_address(body.slot).ok()?,
             end: at.after(message.len()),
@@ -210,9 +214,8 @@ impl Session {
         let stream = self.objects.streams.get(first.body.stream).ok()?;
         let fits = messages(run) > 1 && stream.takes_runs() && !(stays_idle && stream.is_fresh());
         fits.then_some(())?;
-        let (index, raw) = self
-            .prepare_work(&shared.gpu, first.body.stream, Runs::Nothing)
-            .ok()?;
+        let (index, raw) =
+            prepare_work(self, &shared.gpu, first.body.stream, Runs::Nothing).ok()?;
         let begun = self.trace_clock(shared);
         let stream = self.objects.streams.at_mut(index).ok()?;
         let room = shared.gpu.window().min(stream.pace.window()) as usize / 4;
@@ -251,7 +254,7 @@ impl Session {
         for one in run {
             match one.pieces() {
                 None => launches += 1,
-                Some(pieces) => self.note_moved(index, pieces),
+                Some(pieces) => note_moved(self, index, pieces),
             }
         }
         self.flow.counts.launches += launches;
@@ -265,7 +268,7 @@ impl Session {
         }
         if launches != 0 {
             let fill = run.iter().map(|one| one.fill).sum::<f32>() / launches as f32;
-            self.note_fill(index, fill);
+            note_fill(self, index, fill);
         }
         if let Some(Marking { body, .. }) = mark {
             self.flow.marks.note();

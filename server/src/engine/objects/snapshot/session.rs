@@ -9,6 +9,7 @@ use crate::engine::calls::module::separate;
 use crate::engine::images::variables::AsLoaded;
 use crate::engine::lasting::{Lasting, Lost, Making, failed};
 use crate::engine::objects::functions::{Function, Global};
+use crate::engine::objects::times::session::save_times;
 use crate::engine::session::Session;
 use crate::engine::session::bonds::UNTIL_SAVED;
 use crate::engine::threads::shared::Shared;
@@ -136,7 +137,8 @@ impl Session {
         if self.objects.graphs.are_stale() {
             save_graphs(self, shared);
         }
-        self.save_times(&shared.gpu, self.lasting.saved.graphs);
+        let graphs_were_launched = self.lasting.saved.graphs;
+        save_times(self, &shared.gpu, graphs_were_launched);
         if self.lasting.saved.is_stale() {
             self.save_variables(shared);
         }
@@ -324,7 +326,10 @@ impl Session {
         // SAFETY: the caller has ensured that `len` bytes can be read; the client may change them meanwhile.
         unsafe { std::ptr::copy_nonoverlapping(params, own.as_mut_ptr(), len) };
         for word in own.as_chunks_mut::<8>().0 {
-            *word = self.place_of(u64::from_le_bytes(*word)).to_le_bytes();
+            *word = self
+                .lasting
+                .place_of(u64::from_le_bytes(*word))
+                .to_le_bytes();
         }
         own
     }

@@ -12,6 +12,7 @@ use crate::engine::calls::module::{device_of, loads_module};
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::host::SCRATCH;
 use crate::engine::objects::pace::VERY_LONG;
+use crate::engine::objects::pace::session::publish_pace;
 use crate::engine::objects::streams::clamped;
 use crate::engine::scheduling::dispatch::{self, Step};
 use crate::engine::session::flow::OwnContext;
@@ -140,7 +141,7 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
         let blocked = certain || shared.is_blocked(side, PATIENCE);
         for one in &mut waiting {
             one.session.say_whether_at_work(&shared.gpu);
-            one.session.publish_pace(&shared.gpu, now);
+            publish_pace(&mut one.session, &shared.gpu, now);
         }
         let blockers = shared.blockers(side);
         for one in &mut waiting {

@@ -12,6 +12,7 @@ use crate::engine::gpu::NoPlace;
 use crate::engine::gpu::client_segment::Segment;
 use crate::engine::gpu::host::Registration;
 use crate::engine::gpu::partition::Place;
+use crate::engine::lasting::messages::begin_description;
 use crate::engine::scheduling::dispatch::{self, Step};
 use crate::engine::scheduling::suspending;
 use crate::engine::session::{Session, SessionShared};
@@ -355,7 +356,7 @@ fn prepare(
         session_shared.hung_up.store(true, Ordering::Relaxed);
     }
     // Not earlier: the next server would wait for a client that is waiting for its welcome.
-    session.begin_description(&shared.images);
+    begin_description(&mut session, &shared.images);
     Ok(session)
 }
 
