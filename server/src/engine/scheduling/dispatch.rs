@@ -8,7 +8,6 @@
 use crate::engine::base::call::Incoming;
 use crate::engine::base::graph_turns::session::end_graph_turn;
 use crate::engine::base::printing::session::stop_printing;
-use crate::engine::base::side::Side;
 use crate::engine::calls::memory::finish_releases;
 use crate::engine::calls::pool::trim_pools;
 use crate::engine::calls::stream::reap_streams;
@@ -18,11 +17,19 @@ use crate::engine::objects::fairness;
 use crate::engine::objects::held::Order as Deferral;
 use crate::engine::objects::marks::session::count_marks;
 use crate::engine::objects::trace::session::execute;
-use crate::engine::scheduling::express::Served;
-use crate::engine::scheduling::parking::{self, Parked, Sessions};
+use crate::engine::scheduling::express::{Served, serve_express};
+use crate::engine::scheduling::moving::leave;
+use crate::engine::scheduling::own_context::awaits_own_context;
+use crate::engine::scheduling::parking::{self, Parked, Sessions, wants_attention};
 use crate::engine::scheduling::patience::{Next, Patience};
+use crate::engine::scheduling::resting::come_to_rest;
+use crate::engine::scheduling::suspending::{
+    is_due_for_eviction, is_evicted, make_way, room_pause, visit_evicted, waits_for_memory,
+};
+use crate::engine::scheduling::visit::Visit;
 use crate::engine::session::Session;
 use crate::engine::session::suspension::Order;
+use crate::engine::threads::gate::run::must_be_alone;
 use crate::engine::threads::lanes::Dispatcher;
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::slow::SlowTask;
@@ -51,28 +58,6 @@ const PROBE: Duration = Duration::from_millis(1);
 const COUNT: Duration = Duration::from_millis(1);
 /// Longest sleep of a thread while clients wait at the gate for work in flight to end.
 const URGENT: Duration = Duration::from_micros(50);
-
-/// Outcome of a visit to a session.
-pub enum Visit {
-    /// There was no message, or the next one waits for the client.
-    Idle,
-    /// Messages were executed.
-    Worked,
-    /// The next message waits for work in flight.
-    Full,
-    /// The next message belongs on the slow lane.
-    Slow,
-    /// Its variables are to be saved, by the snapshot thread that was reserved.
-    Snapshot,
-    /// It moves to this side.
-    Move(Side),
-    /// Its device memory is to be moved to host memory.
-    Evict,
-    /// Its device memory is to be moved back.
-    Refill,
-    /// The session is over. With the reason, unless the client disconnected.
-    Ended(Option<String>),
-}
 
 /// Sets [`NICE`] for the calling thread, and the smallest timer slack, so that its sleeps do not end late.
 pub fn run_ahead() {
@@ -265,7 +250,7 @@ fn sleep(
         [
             session.inbox.held.pause(),
             session.snapshot_pause(),
-            session.room_pause(),
+            room_pause(session),
         ]
     };
     let pause = sessions.iter().flat_map(|s| pauses(s)).flatten().min();
@@ -273,7 +258,7 @@ fn sleep(
         && !shared.fate.stopping.load(Ordering::Relaxed)
         && !sessions
             .iter()
-            .any(|session| session.wants_attention() && !session.waits_for_memory())
+            .any(|session| wants_attention(session) && !waits_for_memory(session))
     {
         let poll = |fd: i32| libc::pollfd {
             fd,
@@ -357,12 +342,12 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if shared.gpu.printing.is_held() {
         shared.gpu.printing.contain();
     }
-    if session.is_evicted() && !session.shared.is_to_rest(shared.fate.attempt()) {
-        return session.visit_evicted();
+    if is_evicted(session) && !session.shared.is_to_rest(shared.fate.attempt()) {
+        return visit_evicted(session);
     }
     let mut wrote = false;
     if !session.shared.is_to_rest(shared.fate.attempt()) {
-        match session.serve_express(shared) {
+        match serve_express(session, shared) {
             Ok(Served::Nothing) => {}
             Ok(Served::Some) => wrote = true,
             Ok(Served::Full) => return Visit::Full,
@@ -385,16 +370,16 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
         }
     }
     if session.shared.is_to_rest(shared.fate.attempt()) {
-        return session.come_to_rest(shared);
+        return come_to_rest(session, shared);
     }
     if let Some(Order::MakeRoom(..)) = session.shared.suspension.order() {
-        return session.make_way(shared);
+        return make_way(session, shared);
     }
-    if session.waits_for_memory() {
+    if waits_for_memory(session) {
         return Visit::Idle;
     }
     if session.shared.standing.goes_to().is_some()
-        && let Some(visit) = session.leave(shared)
+        && let Some(visit) = leave(session, shared)
     {
         return visit;
     }
@@ -429,7 +414,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     if shared.gpu.calm(session.side).is_wanted() && session.shared.at_work.load(Ordering::Relaxed) {
         session.say_whether_at_work(&shared.gpu);
     }
-    if session.is_due_for_eviction(shared) {
+    if is_due_for_eviction(session, shared) {
         return Visit::Evict;
     }
     if session.is_due_for_snapshot(shared) && shared.lanes.snapshots.reserve() {
@@ -519,8 +504,8 @@ fn take_up(
     if !on_slow_lane && is_slow(message) {
         return Step::Slow;
     }
-    let alone = session.must_be_alone(shared, message);
-    if message.op.gate() != Gate::Never && session.awaits_own_context(shared, message) {
+    let alone = must_be_alone(session, shared, message);
+    if message.op.gate() != Gate::Never && awaits_own_context(session, shared, message) {
         return Step::Full;
     }
     if alone {

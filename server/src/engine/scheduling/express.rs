@@ -27,77 +27,75 @@ pub enum Served {
     Full,
 }
 
-impl Session {
-    /// Executes the messages of the express ring.
-    ///
-    /// # Errors
-    /// The reason why the session ends: a message that is none of these, or a copy that failed, since the client would
-    /// take old bytes for new ones.
-    #[inline]
-    pub fn serve_express(&mut self, shared: &Shared) -> Result<Served, String> {
-        if !self.inbox.express.has_message() {
-            return Ok(Served::Nothing);
-        }
-        self.serve_waiting(shared)
+/// Executes the messages of the express ring.
+///
+/// # Errors
+/// The reason why the session ends: a message that is none of these, or a copy that failed, since the client would
+/// take old bytes for new ones.
+#[inline]
+pub fn serve_express(session: &mut Session, shared: &Shared) -> Result<Served, String> {
+    if !session.inbox.express.has_message() {
+        return Ok(Served::Nothing);
     }
+    serve_waiting(session, shared)
+}
 
-    #[cold]
-    fn serve_waiting(&mut self, shared: &Shared) -> Result<Served, String> {
-        for count in 0..BUDGET {
-            let peeked = self.inbox.express.peek();
-            let Some(found) = peeked.map_err(|violation| violation.to_string())? else {
-                break;
-            };
-            let full = match count {
-                0 => Served::Full,
-                _ => Served::Some,
-            };
-            // Work in flight may wait for a host function that waits for this page: then a quiescent point that waits for
-            // the work must not hold the page back.
-            if !self.shared.at_work.load(Ordering::SeqCst) && !self.may_work(&shared.gpu) {
-                return Ok(full);
-            }
-            let mut copy = vec![0; found.len as usize];
-            let _ = self.inbox.express.copy_out(&found, 0, &mut copy);
-            let op = Op::from_u16(found.op).filter(|op| matches!(op, Op::Copy | Op::Mark));
-            let op = op.ok_or_else(|| format!("opcode {} in the express ring", found.op))?;
-            let message = Incoming::copied(op, found.token, &copy);
-            let done = match op {
-                Op::Copy => message
-                    .body()
-                    .and_then(|body| self.move_managed(shared, body)),
-                _ => message
-                    .body()
-                    .and_then(|body| stream::mark(self, shared, body)),
-            };
-            match done {
-                Ok(()) => self.inbox.express.consume(&found),
-                Err(CallError::Full | CallError::Alone) => return Ok(full),
-                Err(CallError::Violation(why)) => return Err(why),
-                Err(CallError::Status(status)) => {
-                    if is_sticky(status) {
-                        self.take_back_begun();
-                    }
-                    shared.gpu.note_status(status);
-                    if shared.gpu.is_lost() && self.shared.goes_on(&shared.gpu) {
-                        return Ok(Served::Full);
-                    }
-                    return Err(format!("managed memory was not copied: {status}"));
+#[cold]
+fn serve_waiting(session: &mut Session, shared: &Shared) -> Result<Served, String> {
+    for count in 0..BUDGET {
+        let peeked = session.inbox.express.peek();
+        let Some(found) = peeked.map_err(|violation| violation.to_string())? else {
+            break;
+        };
+        let full = match count {
+            0 => Served::Full,
+            _ => Served::Some,
+        };
+        // Work in flight may wait for a host function that waits for this page: then a quiescent point that waits for
+        // the work must not hold the page back.
+        if !session.shared.at_work.load(Ordering::SeqCst) && !session.may_work(&shared.gpu) {
+            return Ok(full);
+        }
+        let mut copy = vec![0; found.len as usize];
+        let _ = session.inbox.express.copy_out(&found, 0, &mut copy);
+        let op = Op::from_u16(found.op).filter(|op| matches!(op, Op::Copy | Op::Mark));
+        let op = op.ok_or_else(|| format!("opcode {} in the express ring", found.op))?;
+        let message = Incoming::copied(op, found.token, &copy);
+        let done = match op {
+            Op::Copy => message
+                .body()
+                .and_then(|body| move_managed(session, shared, body)),
+            _ => message
+                .body()
+                .and_then(|body| stream::mark(session, shared, body)),
+        };
+        match done {
+            Ok(()) => session.inbox.express.consume(&found),
+            Err(CallError::Full | CallError::Alone) => return Ok(full),
+            Err(CallError::Violation(why)) => return Err(why),
+            Err(CallError::Status(status)) => {
+                if is_sticky(status) {
+                    session.take_back_begun();
                 }
+                shared.gpu.note_status(status);
+                if shared.gpu.is_lost() && session.shared.goes_on(&shared.gpu) {
+                    return Ok(Served::Full);
+                }
+                return Err(format!("managed memory was not copied: {status}"));
             }
         }
-        Ok(Served::Some)
     }
+    Ok(Served::Some)
+}
 
-    /// Copies a part of managed memory, and counts that.
-    fn move_managed(&mut self, shared: &Shared, body: Copy) -> Result<(), CallError> {
-        copy::copy(self, shared, body)?;
-        // A side that is none is an error of `copy`.
-        if let Some(to) = Side::from_u8(body.sides as u8) {
-            self.flow.counts.managed.add(to, body.len);
-        }
-        Ok(())
+/// Copies a part of managed memory, and counts that.
+fn move_managed(session: &mut Session, shared: &Shared, body: Copy) -> Result<(), CallError> {
+    copy::copy(session, shared, body)?;
+    // A side that is none is an error of `copy`.
+    if let Some(to) = Side::from_u8(body.sides as u8) {
+        session.flow.counts.managed.add(to, body.len);
     }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -170,7 +168,7 @@ mod tests {
         }
 
         fn serve(&mut self) -> Result<Served, String> {
-            self.test.session.serve_express(&self.test.shared)
+            serve_express(&mut self.test.session, &self.test.shared)
         }
 
         /// The reason why the session ends.

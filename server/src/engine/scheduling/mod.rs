@@ -10,4 +10,5 @@ pub mod patience;
 pub mod reaper;
 pub mod resting;
 pub mod suspending;
+pub mod visit;
 pub mod watcher;

@@ -10,7 +10,8 @@ use crate::engine::base::side::{self, Side};
 use crate::engine::calls::module::forget_offer;
 use crate::engine::images::instances;
 use crate::engine::objects::pace::Length;
-use crate::engine::scheduling::dispatch::Visit;
+use crate::engine::scheduling::own_context::stay_in_shared_context;
+use crate::engine::scheduling::visit::Visit;
 use crate::engine::session::Session;
 use crate::engine::session::bonds::Destination;
 use crate::engine::threads::shared::Shared;
@@ -78,242 +79,248 @@ const LEAVES: Duration = Duration::from_secs(3);
 /// How long a session that could not leave is not ordered to again.
 const STAYS: Duration = Duration::from_secs(600);
 
-impl Session {
-    /// Submits nothing new until nothing is in flight, so that the session can move to the side that it was ordered to.
-    /// `None` if it stays.
-    pub fn leave(&mut self, shared: &Shared) -> Option<Visit> {
-        let own = self.flow.own.granted();
-        let to = own.or(self.shared.standing.goes_to());
-        let stayed = self.flow.stayed.is_some_and(|at| at.elapsed() < STAYS);
-        let refused = own.is_none() && stayed;
-        let to = to.filter(|to| *to != self.side && !self.flow.stays && !refused);
-        let in_flight = self.inbox.held.any() || self.has_work_in_flight(&shared.gpu);
-        if to.is_some() && in_flight && self.ends_its_work(shared) {
-            return Some(Visit::Full);
+/// Submits nothing new until nothing is in flight, so that the session can move to the side that it was ordered to.
+/// `None` if it stays.
+pub fn leave(session: &mut Session, shared: &Shared) -> Option<Visit> {
+    let own = session.flow.own.granted();
+    let to = own.or(session.shared.standing.goes_to());
+    let stayed = session.flow.stayed.is_some_and(|at| at.elapsed() < STAYS);
+    let refused = own.is_none() && stayed;
+    let to = to.filter(|to| *to != session.side && !session.flow.stays && !refused);
+    let in_flight = session.inbox.held.any() || session.has_work_in_flight(&shared.gpu);
+    if to.is_some() && in_flight && ends_its_work(session, shared) {
+        return Some(Visit::Full);
+    }
+    session.shared.standing.set_goes_to(None);
+    session.flow.leaves = None;
+    let Some(to) = to else {
+        if own.is_some() {
+            stay_in_shared_context(session, shared, "it cannot move");
         }
-        self.shared.standing.set_goes_to(None);
-        self.flow.leaves = None;
-        let Some(to) = to else {
-            if own.is_some() {
-                self.stay_in_shared_context(shared, "it cannot move");
-            }
-            return None;
-        };
-        if in_flight || !self.may_move(shared) {
-            let bonds = self.bonds(&shared.images, Destination::Annex);
-            if own.is_some() {
-                let why = match in_flight {
-                    true => "its work in flight does not end".into(),
-                    false => bonds.to_string(),
-                };
-                self.stay_in_shared_context(shared, &why);
-                return None;
-            }
-            let client = &self.shared.info;
-            tracing::info!("Client {client} stays in its context beside others: {bonds}");
-            self.flow.stayed = Some(Instant::now());
+        return None;
+    };
+    if in_flight || !may_move(session, shared) {
+        let bonds = session.bonds(&shared.images, Destination::Annex);
+        if own.is_some() {
+            let why = match in_flight {
+                true => "its work in flight does not end".into(),
+                false => bonds.to_string(),
+            };
+            stay_in_shared_context(session, shared, &why);
             return None;
         }
-        let apart = to != Side::MAIN && own.is_none();
-        self.shared.standing.set_apart(apart);
-        Some(Visit::Move(to))
+        let client = &session.shared.info;
+        tracing::info!("Client {client} stays in its context beside others: {bonds}");
+        session.flow.stayed = Some(Instant::now());
+        return None;
     }
+    let apart = to != Side::MAIN && own.is_none();
+    session.shared.standing.set_apart(apart);
+    Some(Visit::Move(to))
+}
 
-    /// Whether any of its work in flight has ended in the last [`LEAVES`].
-    fn ends_its_work(&mut self, shared: &Shared) -> bool {
-        let streams = self.objects.streams.iter_mut();
-        let streams = streams.chain(&mut self.objects.retired);
-        let done: u64 = streams.map(|stream| stream.take_notice(&shared.gpu)).sum();
-        let now = (done, Instant::now());
-        let last = self.flow.leaves.filter(|last| last.0 == done);
-        let last = *self.flow.leaves.insert(last.unwrap_or(now));
-        last.1.elapsed() < LEAVES
+/// Whether any of its work in flight has ended in the last [`LEAVES`].
+fn ends_its_work(session: &mut Session, shared: &Shared) -> bool {
+    let streams = session.objects.streams.iter_mut();
+    let streams = streams.chain(&mut session.objects.retired);
+    let done: u64 = streams.map(|stream| stream.take_notice(&shared.gpu)).sum();
+    let now = (done, Instant::now());
+    let last = session.flow.leaves.filter(|last| last.0 == done);
+    let last = *session.flow.leaves.insert(last.unwrap_or(now));
+    last.1.elapsed() < LEAVES
+}
+
+/// Whether the session has no objects that bind it to its current context.
+pub fn may_move(session: &mut Session, shared: &Shared) -> bool {
+    let bonds = session.bonds(&shared.images, Destination::Annex);
+    bonds.is_empty() && !session.has_work_in_flight(&shared.gpu)
+}
+
+/// Whether its images are still in their initial state and its kernels have left no addresses of them in memory, as
+/// far as [`may_move`] could not determine that.
+pub fn has_images_as_new(session: &Session, shared: &Shared) -> bool {
+    if session.flow.counts.launches == 0 {
+        return true;
     }
+    let mut images = session
+        .objects
+        .images
+        .iter()
+        .chain(session.objects.libraries.iter());
+    !session.flow.left_images && images.all(|image| image.is_as_new(&shared.images))
+}
 
-    /// Whether the session has no objects that bind it to its current context.
-    pub fn may_move(&mut self, shared: &Shared) -> bool {
-        let bonds = self.bonds(&shared.images, Destination::Annex);
-        bonds.is_empty() && !self.has_work_in_flight(&shared.gpu)
+/// Moves to a side where its calls need not wait. Its images follow at its next quiescent point there
+/// ([`bring_images`]).
+///
+/// # Errors
+/// The driver's status; the session then stays on its side.
+pub fn move_to(session: &mut Session, shared: &Shared, to: Side) -> Result<(), CUresult> {
+    forget_offer(session, shared);
+    forget_brought(session, shared);
+    let _annex_stays = shared.lanes.moving.read();
+    let (streams, events) = side::on(to, || make_again(session, shared))?;
+    session.end_runs(shared);
+    for (stream, raw) in session.objects.streams.iter_mut().zip(streams) {
+        stream.replace(&shared.gpu, raw);
     }
-
-    /// Whether its images are still in their initial state and its kernels have left no addresses of them in memory, as
-    /// far as [`Session::may_move`] could not determine that.
-    pub fn has_images_as_new(&self, shared: &Shared) -> bool {
-        if self.flow.counts.launches == 0 {
-            return true;
-        }
-        let mut images = self
-            .objects
-            .images
-            .iter()
-            .chain(self.objects.libraries.iter());
-        !self.flow.left_images && images.all(|image| image.is_as_new(&shared.images))
+    for (event, raw) in session.objects.events.iter_mut().zip(events) {
+        let old = std::mem::replace(&mut event.raw, raw);
+        let _ = shared.gpu.driver.event_destroy(old);
     }
-
-    /// Moves to a side where its calls need not wait. Its images follow at its next quiescent point there
-    /// ([`Session::bring_images`]).
-    ///
-    /// # Errors
-    /// The driver's status; the session then stays on its side.
-    pub fn move_to(&mut self, shared: &Shared, to: Side) -> Result<(), CUresult> {
-        forget_offer(self, shared);
-        self.forget_brought(shared);
-        let _annex_stays = shared.lanes.moving.read();
-        let (streams, events) = side::on(to, || self.make_again(shared))?;
-        self.end_runs(shared);
-        for (stream, raw) in self.objects.streams.iter_mut().zip(streams) {
-            stream.replace(&shared.gpu, raw);
-        }
-        for (event, raw) in self.objects.events.iter_mut().zip(events) {
-            let old = std::mem::replace(&mut event.raw, raw);
-            let _ = shared.gpu.driver.event_destroy(old);
-        }
-        for stream in self.objects.retired.drain(..) {
-            let _ = shared.gpu.devices[stream.device].make_current(&shared.gpu.driver);
-            stream.release(&shared.gpu);
-        }
-        self.shared.description.set_retired(false);
-        let of = self.flow.images_of.unwrap_or(self.side);
-        let any = self.objects.images.len() + self.objects.libraries.len() > 0;
-        self.flow.images_of = (any && of != to).then_some(of);
-        self.side = to;
-        let number = to.index() as u8;
-        self.shared.side.store(number, Ordering::SeqCst);
-        self.enter();
-        Ok(())
+    for stream in session.objects.retired.drain(..) {
+        let _ = shared.gpu.devices[stream.device].make_current(&shared.gpu.driver);
+        stream.release(&shared.gpu);
     }
+    session.shared.description.set_retired(false);
+    let of = session.flow.images_of.unwrap_or(session.side);
+    let any = session.objects.images.len() + session.objects.libraries.len() > 0;
+    session.flow.images_of = (any && of != to).then_some(of);
+    session.side = to;
+    let number = to.index() as u8;
+    session.shared.side.store(number, Ordering::SeqCst);
+    session.enter();
+    Ok(())
+}
 
-    /// Loads its images and functions on its current side. The driver waits for work in flight there. Returns whether all
-    /// are loaded; `false` if the quiescent point has ended first, and the rest is to be loaded at the next one.
-    ///
-    /// # Errors
-    /// The driver's status; the images then stay on their side.
-    pub fn bring_images(&mut self, shared: &Shared, moment: &Moment) -> Result<bool, CUresult> {
-        let functions = match self.load_again(shared, moment) {
-            Ok(Some(functions)) => functions,
-            Ok(None) => return Ok(false),
-            Err(status) => {
-                self.forget_brought(shared);
-                return Err(status);
-            }
-        };
-        let images = std::mem::take(&mut self.flow.brought);
-        let own = self
-            .objects
-            .libraries
-            .iter_mut()
-            .chain(self.objects.images.iter_mut());
-        for (image, instance) in own.zip(images) {
-            image.move_to(&shared.images, self.side, instance);
-        }
-        for (function, raw) in self.objects.functions.iter_mut().zip(functions) {
-            (function.raw, function.taken) = (raw, false);
-            // The first launch also makes the driver allocate resources that the context lacks, so it is measured
-            // separately.
-            function.length = Length::Unknown;
-        }
-        self.flow.images_of = None;
-        Ok(true)
-    }
-
-    /// Loads its images and functions again, in order, on its current side, where earlier attempts have left off. Returns
-    /// the functions; `None` if the quiescent point has ended first.
-    fn load_again(
-        &mut self,
-        shared: &Shared,
-        moment: &Moment,
-    ) -> Result<Option<Vec<CUfunction>>, CUresult> {
-        let all = || {
-            self.objects
-                .libraries
-                .iter()
-                .chain(self.objects.images.iter())
-        };
-        let brought = &mut self.flow.brought;
-        for image in all().skip(brought.len()) {
-            if moment.is_over() {
-                return Ok(None);
-            }
-            shared.gpu.use_any_device();
-            brought.push(image.load_there(&shared.images)?);
-        }
-        let mut functions = Vec::new();
-        for function in self.objects.functions.iter() {
-            if moment.is_over() {
-                return Ok(None);
-            }
-            let image = self.objects.image(function.image)?;
-            let at = all().position(|one| std::ptr::eq(one, image));
-            let instance = at.and_then(|at| self.flow.brought.get(at));
-            let instance = instance.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-            // The instance remembers functions of earlier attempts.
-            functions.push(instance.function(&shared.images, &function.key)?);
-        }
-        Ok(Some(functions))
-    }
-
-    /// Gives up the instances of [`Session::bring_images`], if not all have been loaded.
-    pub fn forget_brought(&mut self, shared: &Shared) {
-        for instance in self.flow.brought.drain(..) {
-            instances::let_go(&shared.images, instance);
-        }
-    }
-
-    /// Raises the limits of the contexts on the entered side to the values that the session has set.
-    fn raise_limits_again(&self, shared: &Shared) -> Result<(), CUresult> {
-        let driver = &shared.gpu.driver;
-        for (device, limit, value) in self.objects.limits.iter() {
-            let device = &shared.gpu.devices[device];
-            device.attach(driver)?;
-            device.make_current(driver)?;
-            let mut present = 0;
-            driver.ctx_get_limit(&mut present, limit)?;
-            if value > present as u64 {
-                driver.ctx_set_limit(limit, value as usize)?;
-            }
-            if limit == CU_LIMIT_STACK_SIZE {
-                device.has_grown(value.max(present as u64));
-            }
-        }
-        Ok(())
-    }
-
-    /// Creates its streams and events again, in order, on the entered side.
-    fn make_again(&mut self, shared: &Shared) -> Result<(Vec<CUstream>, Vec<CUevent>), CUresult> {
-        let driver = &shared.gpu.driver;
-        let (mut streams, mut events) = (Vec::new(), Vec::new());
-        let outcome = (|| {
-            for stream in self.objects.streams.iter() {
-                let device = &shared.gpu.devices[stream.device];
-                device.attach(driver)?;
-                device.make_current(driver)?;
-                streams.push(device.take_stream(driver, stream.raw_priority)?);
-            }
-            for event in self.objects.events.iter() {
-                let device = &shared.gpu.devices[event.device];
-                device.attach(driver)?;
-                device.make_current(driver)?;
-                let mut raw = CUevent::NULL;
-                driver.event_create(&mut raw, event.flags & CU_EVENT_DISABLE_TIMING)?;
-                events.push(raw);
-                if event.recorded {
-                    // The work before the record is done.
-                    shared.gpu.record_at_once(event.device, raw)?;
-                }
-            }
-            self.raise_limits_again(shared)
-        })();
-        if let Err(status) = outcome {
-            for (stream, raw) in self.objects.streams.iter().zip(streams) {
-                shared.gpu.devices[stream.device].keep_stream(driver, stream.raw_priority, raw);
-            }
-            for raw in events {
-                let _ = driver.event_destroy(raw);
-            }
+/// Loads its images and functions on its current side. The driver waits for work in flight there. Returns whether all
+/// are loaded; `false` if the quiescent point has ended first, and the rest is to be loaded at the next one.
+///
+/// # Errors
+/// The driver's status; the images then stay on their side.
+pub fn bring_images(
+    session: &mut Session,
+    shared: &Shared,
+    moment: &Moment,
+) -> Result<bool, CUresult> {
+    let functions = match load_again(session, shared, moment) {
+        Ok(Some(functions)) => functions,
+        Ok(None) => return Ok(false),
+        Err(status) => {
+            forget_brought(session, shared);
             return Err(status);
         }
-        Ok((streams, events))
+    };
+    let images = std::mem::take(&mut session.flow.brought);
+    let own = session
+        .objects
+        .libraries
+        .iter_mut()
+        .chain(session.objects.images.iter_mut());
+    for (image, instance) in own.zip(images) {
+        image.move_to(&shared.images, session.side, instance);
     }
+    for (function, raw) in session.objects.functions.iter_mut().zip(functions) {
+        (function.raw, function.taken) = (raw, false);
+        // The first launch also makes the driver allocate resources that the context lacks, so it is measured
+        // separately.
+        function.length = Length::Unknown;
+    }
+    session.flow.images_of = None;
+    Ok(true)
+}
+
+/// Loads its images and functions again, in order, on its current side, where earlier attempts have left off. Returns
+/// the functions; `None` if the quiescent point has ended first.
+fn load_again(
+    session: &mut Session,
+    shared: &Shared,
+    moment: &Moment,
+) -> Result<Option<Vec<CUfunction>>, CUresult> {
+    let all = || {
+        session
+            .objects
+            .libraries
+            .iter()
+            .chain(session.objects.images.iter())
+    };
+    let brought = &mut session.flow.brought;
+    for image in all().skip(brought.len()) {
+        if moment.is_over() {
+            return Ok(None);
+        }
+        shared.gpu.use_any_device();
+        brought.push(image.load_there(&shared.images)?);
+    }
+    let mut functions = Vec::new();
+    for function in session.objects.functions.iter() {
+        if moment.is_over() {
+            return Ok(None);
+        }
+        let image = session.objects.image(function.image)?;
+        let at = all().position(|one| std::ptr::eq(one, image));
+        let instance = at.and_then(|at| session.flow.brought.get(at));
+        let instance = instance.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        // The instance remembers functions of earlier attempts.
+        functions.push(instance.function(&shared.images, &function.key)?);
+    }
+    Ok(Some(functions))
+}
+
+/// Gives up the instances of [`bring_images`], if not all have been loaded.
+pub fn forget_brought(session: &mut Session, shared: &Shared) {
+    for instance in session.flow.brought.drain(..) {
+        instances::let_go(&shared.images, instance);
+    }
+}
+
+/// Raises the limits of the contexts on the entered side to the values that the session has set.
+fn raise_limits_again(session: &Session, shared: &Shared) -> Result<(), CUresult> {
+    let driver = &shared.gpu.driver;
+    for (device, limit, value) in session.objects.limits.iter() {
+        let device = &shared.gpu.devices[device];
+        device.attach(driver)?;
+        device.make_current(driver)?;
+        let mut present = 0;
+        driver.ctx_get_limit(&mut present, limit)?;
+        if value > present as u64 {
+            driver.ctx_set_limit(limit, value as usize)?;
+        }
+        if limit == CU_LIMIT_STACK_SIZE {
+            device.has_grown(value.max(present as u64));
+        }
+    }
+    Ok(())
+}
+
+/// Creates its streams and events again, in order, on the entered side.
+fn make_again(
+    session: &mut Session,
+    shared: &Shared,
+) -> Result<(Vec<CUstream>, Vec<CUevent>), CUresult> {
+    let driver = &shared.gpu.driver;
+    let (mut streams, mut events) = (Vec::new(), Vec::new());
+    let outcome = (|| {
+        for stream in session.objects.streams.iter() {
+            let device = &shared.gpu.devices[stream.device];
+            device.attach(driver)?;
+            device.make_current(driver)?;
+            streams.push(device.take_stream(driver, stream.raw_priority)?);
+        }
+        for event in session.objects.events.iter() {
+            let device = &shared.gpu.devices[event.device];
+            device.attach(driver)?;
+            device.make_current(driver)?;
+            let mut raw = CUevent::NULL;
+            driver.event_create(&mut raw, event.flags & CU_EVENT_DISABLE_TIMING)?;
+            events.push(raw);
+            if event.recorded {
+                // The work before the record is done.
+                shared.gpu.record_at_once(event.device, raw)?;
+            }
+        }
+        raise_limits_again(session, shared)
+    })();
+    if let Err(status) = outcome {
+        for (stream, raw) in session.objects.streams.iter().zip(streams) {
+            shared.gpu.devices[stream.device].keep_stream(driver, stream.raw_priority, raw);
+        }
+        for raw in events {
+            let _ = driver.event_destroy(raw);
+        }
+        return Err(status);
+    }
+    Ok((streams, events))
 }
 
 #[cfg(test)]
@@ -360,11 +367,14 @@ mod tests {
         LOADS.store(0, Ordering::Relaxed);
         for brought in 1..=2 {
             let moment = ends_with_next_load();
-            let all = test.session.bring_images(&test.shared, &moment);
+            let all = bring_images(&mut test.session, &test.shared, &moment);
             assert_eq!((all, test.session.flow.brought.len()), (Ok(false), brought));
         }
         let moment = Moment::endless();
-        assert_eq!(test.session.bring_images(&test.shared, &moment), Ok(true));
+        assert_eq!(
+            bring_images(&mut test.session, &test.shared, &moment),
+            Ok(true)
+        );
         assert_eq!(LOADS.load(Ordering::Relaxed), 3, "each once");
         assert!(test.session.flow.images_of.is_none() && test.session.flow.brought.is_empty());
 
@@ -372,9 +382,9 @@ mod tests {
         test.session.flow.images_of = Some(Side::MAIN);
         FAILS.store(5, Ordering::Relaxed);
         let moment = ends_with_next_load();
-        let all = test.session.bring_images(&test.shared, &moment);
+        let all = bring_images(&mut test.session, &test.shared, &moment);
         assert_eq!((all, test.session.flow.brought.len()), (Ok(false), 1));
-        let failed = test.session.bring_images(&test.shared, &Moment::endless());
+        let failed = bring_images(&mut test.session, &test.shared, &Moment::endless());
         assert_eq!(failed, Err(CUDA_ERROR_INVALID_IMAGE));
         assert!(test.session.flow.images_of.is_some() && test.session.flow.brought.is_empty());
     }

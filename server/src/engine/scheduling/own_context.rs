@@ -74,100 +74,98 @@ impl Shared {
     }
 }
 
-impl Session {
-    /// Whether its next message waits for the session to move to a context of its own.
-    pub fn awaits_own_context(&mut self, shared: &Shared, message: Incoming<'_>) -> bool {
-        let since = match self.flow.own {
-            OwnContext::Owned | OwnContext::Taken | OwnContext::Bound => return false,
-            OwnContext::Granted(side) => {
-                self.shared.standing.set_goes_to(Some(side));
-                return true;
+/// Whether its next message waits for the session to move to a context of its own.
+pub fn awaits_own_context(session: &mut Session, shared: &Shared, message: Incoming<'_>) -> bool {
+    let since = match session.flow.own {
+        OwnContext::Owned | OwnContext::Taken | OwnContext::Bound => return false,
+        OwnContext::Granted(side) => {
+            session.shared.standing.set_goes_to(Some(side));
+            return true;
+        }
+        OwnContext::Awaited { asked, .. } if asked.elapsed() < ASKS => return true,
+        OwnContext::Awaited { since, .. } => since,
+        OwnContext::Unneeded if !needs_own_context(session, shared, message) => return false,
+        OwnContext::Unneeded => Instant::now(),
+    };
+    match shared.claim(session.shared.info.session) {
+        Claim::Granted(side) => {
+            for device in shared.gpu.devices.iter() {
+                let limits = &session.objects.limits;
+                let heap = limits.value(device.ordinal, CU_LIMIT_MALLOC_HEAP_SIZE);
+                device.set_heap(side, Some(OwnHeap(heap)));
             }
-            OwnContext::Awaited { asked, .. } if asked.elapsed() < ASKS => return true,
-            OwnContext::Awaited { since, .. } => since,
-            OwnContext::Unneeded if !self.needs_own_context(shared, message) => return false,
-            OwnContext::Unneeded => Instant::now(),
-        };
-        match shared.claim(self.shared.info.session) {
-            Claim::Granted(side) => {
-                for device in shared.gpu.devices.iter() {
-                    let limits = &self.objects.limits;
-                    let heap = limits.value(device.ordinal, CU_LIMIT_MALLOC_HEAP_SIZE);
-                    device.set_heap(side, Some(OwnHeap(heap)));
-                }
-                self.flow.own = OwnContext::Granted(side);
-                self.shared.standing.set_goes_to(Some(side));
-                true
-            }
-            Claim::Soon if since.elapsed() < AWAITS => {
-                let asked = Instant::now();
-                self.flow.own = OwnContext::Awaited { since, asked };
-                true
-            }
-            Claim::Soon | Claim::Taken => {
-                tracing::warn!(
-                    "Client {} has no context of its own, because other clients have them all: its kernels share the \
-                     heap for malloc",
-                    self.shared.info
-                );
-                self.flow.own = OwnContext::Taken;
-                false
-            }
+            session.flow.own = OwnContext::Granted(side);
+            session.shared.standing.set_goes_to(Some(side));
+            true
+        }
+        Claim::Soon if since.elapsed() < AWAITS => {
+            let asked = Instant::now();
+            session.flow.own = OwnContext::Awaited { since, asked };
+            true
+        }
+        Claim::Soon | Claim::Taken => {
+            tracing::warn!(
+                "Client {} has no context of its own, because other clients have them all: its kernels share the \
+                 heap for malloc",
+                session.shared.info
+            );
+            session.flow.own = OwnContext::Taken;
+            false
         }
     }
+}
 
-    /// Gives up the context of its own to which the session could not move.
-    pub fn stay_in_shared_context(&mut self, shared: &Shared, why: &str) {
-        tracing::warn!(
-            "Client {} cannot leave the context that it shares with others ({why}): its kernels share the heap for \
-             malloc",
-            self.shared.info
-        );
-        self.flow.own = OwnContext::Bound;
-        shared.leave_own_context(self.shared.info.session);
-    }
+/// Gives up the context of its own to which the session could not move.
+pub fn stay_in_shared_context(session: &mut Session, shared: &Shared, why: &str) {
+    tracing::warn!(
+        "Client {} cannot leave the context that it shares with others ({why}): its kernels share the heap for \
+         malloc",
+        session.shared.info
+    );
+    session.flow.own = OwnContext::Bound;
+    shared.leave_own_context(session.shared.info.session);
+}
 
-    /// Whether a message loads an image whose kernels allocate, or raises a limit that belongs to one program.
-    fn needs_own_context(&self, shared: &Shared, message: Incoming<'_>) -> bool {
-        let allocates = |handle: u64| {
-            let image = self.objects.image(handle);
-            image.is_ok_and(|image| image.calls.allocates)
-        };
-        match message.op.gate() {
-            Gate::NewModule => self.loads_allocating_module(shared, message),
-            Gate::NewFunction => {
-                let body = message.body::<GetFunction>();
-                body.is_ok_and(|body| allocates(body.parent))
-            }
-            Gate::NewImage => {
-                let body = message.body::<Named>();
-                body.is_ok_and(|body| allocates(body.parent))
-            }
-            Gate::KernelAttribute => {
-                let body = message.body::<KernelAttribute>();
-                body.is_ok_and(|body| allocates(body.library))
-            }
-            Gate::Variable(handle_at) => allocates(message.word(handle_at)),
-            Gate::HigherLimit => raises_limit_of_program(shared, message),
-            Gate::Never | Gate::Always | Gate::FunctionAttribute | Gate::NewStream => false,
+/// Whether a message loads an image whose kernels allocate, or raises a limit that belongs to one program.
+fn needs_own_context(session: &Session, shared: &Shared, message: Incoming<'_>) -> bool {
+    let allocates = |handle: u64| {
+        let image = session.objects.image(handle);
+        image.is_ok_and(|image| image.calls.allocates)
+    };
+    match message.op.gate() {
+        Gate::NewModule => loads_allocating_module(session, shared, message),
+        Gate::NewFunction => {
+            let body = message.body::<GetFunction>();
+            body.is_ok_and(|body| allocates(body.parent))
         }
-    }
-
-    /// Whether a message loads a module whose kernels allocate. [`crate::engine::calls::module::loads_module`] has
-    /// received it, or found an instance of it.
-    fn loads_allocating_module(&self, shared: &Shared, message: Incoming<'_>) -> bool {
-        let Ok(body) = message.body::<ImageLoad>() else {
-            return false;
-        };
-        if let Some(offered) = &self.flow.offered {
-            let content = offered.content();
-            return shared.images.calls(content.hash(), content).allocates;
+        Gate::NewImage => {
+            let body = message.body::<Named>();
+            body.is_ok_and(|body| allocates(body.parent))
         }
-        let prepared = self.flow.prepared.as_ref();
-        let ready = prepared.filter(|prepared| prepared.is_for(&body, message));
-        ready.is_some_and(|prepared| {
-            let outcome = prepared.outcome.as_ref();
-            outcome.is_ok_and(|ready| ready.calls.allocates)
-        })
+        Gate::KernelAttribute => {
+            let body = message.body::<KernelAttribute>();
+            body.is_ok_and(|body| allocates(body.library))
+        }
+        Gate::Variable(handle_at) => allocates(message.word(handle_at)),
+        Gate::HigherLimit => raises_limit_of_program(shared, message),
+        Gate::Never | Gate::Always | Gate::FunctionAttribute | Gate::NewStream => false,
     }
+}
+
+/// Whether a message loads a module whose kernels allocate. [`crate::engine::calls::module::loads_module`] has
+/// received it, or found an instance of it.
+fn loads_allocating_module(session: &Session, shared: &Shared, message: Incoming<'_>) -> bool {
+    let Ok(body) = message.body::<ImageLoad>() else {
+        return false;
+    };
+    if let Some(offered) = &session.flow.offered {
+        let content = offered.content();
+        return shared.images.calls(content.hash(), content).allocates;
+    }
+    let prepared = session.flow.prepared.as_ref();
+    let ready = prepared.filter(|prepared| prepared.is_for(&body, message));
+    ready.is_some_and(|prepared| {
+        let outcome = prepared.outcome.as_ref();
+        outcome.is_ok_and(|ready| ready.calls.allocates)
+    })
 }

@@ -57,8 +57,8 @@ impl Parked {
     pub fn park_quiet(&mut self, shared: &Shared, sessions: &mut Sessions) {
         let mut at = 0;
         while at < sessions.len() {
-            let quiet = sessions[at].count_quiet();
-            if quiet && sessions.len() > CROWD && sessions[at].can_park(shared) {
+            let quiet = count_quiet(&mut sessions[at]);
+            if quiet && sessions.len() > CROWD && can_park(&mut sessions[at], shared) {
                 let session = sessions.swap_remove(at);
                 if let Err(session) = self.park(shared, session) {
                     sessions.push(session);
@@ -93,7 +93,7 @@ impl Parked {
         sleeps.store(1, Ordering::Relaxed);
         // Partner: the client, which reads `server_sleeps` after it has written its message.
         fence(Ordering::SeqCst);
-        if session.wants_attention() {
+        if wants_attention(&session) {
             let _ = epoll.delete(session.shared.bell.fd());
             sleeps.store(0, Ordering::Relaxed);
             return Err(session);
@@ -156,35 +156,33 @@ pub fn awake(shared: &Shared, session: &Session) {
     }
 }
 
-impl Session {
-    /// Counts how long it has been idle. Returns whether that is long enough to park it.
-    fn count_quiet(&mut self) -> bool {
-        if self.flow.quiet.dispatched != self.flow.dispatched {
-            self.flow.quiet.dispatched = self.flow.dispatched;
-            self.flow.quiet.counts = 0;
-        }
-        self.flow.quiet.counts = self.flow.quiet.counts.saturating_add(1);
-        self.flow.quiet.counts > QUIET
+/// Counts how long it has been idle. Returns whether that is long enough to park it.
+fn count_quiet(session: &mut Session) -> bool {
+    if session.flow.quiet.dispatched != session.flow.dispatched {
+        session.flow.quiet.dispatched = session.flow.dispatched;
+        session.flow.quiet.counts = 0;
     }
+    session.flow.quiet.counts = session.flow.quiet.counts.saturating_add(1);
+    session.flow.quiet.counts > QUIET
+}
 
-    /// Whether it needs no service until its doorbell rings.
-    fn can_park(&mut self, shared: &Shared) -> bool {
-        !self.inbox.held.any()
-            && self.objects.releasing.is_empty()
-            && !self.objects.pools.is_untrimmed()
-            && !prints(self)
-            && !self.flow.has_graph_turn
-            && self.snapshot_pause().is_none()
-            && self.flow.room_at.is_none()
-            && self.shared.header().sleeping.0.load(Ordering::Relaxed) == 0
-            && !self.has_work_in_flight(&shared.gpu)
-    }
+/// Whether it needs no service until its doorbell rings.
+fn can_park(session: &mut Session, shared: &Shared) -> bool {
+    !session.inbox.held.any()
+        && session.objects.releasing.is_empty()
+        && !session.objects.pools.is_untrimmed()
+        && !prints(session)
+        && !session.flow.has_graph_turn
+        && session.snapshot_pause().is_none()
+        && session.flow.room_at.is_none()
+        && session.shared.header().sleeping.0.load(Ordering::Relaxed) == 0
+        && !session.has_work_in_flight(&shared.gpu)
+}
 
-    /// Whether it needs service now.
-    pub fn wants_attention(&self) -> bool {
-        self.inbox.express.has_message()
-            || self.inbox.consumer.has_message() && !self.inbox.held.is_stalled()
-            || self.inbox.held.is_released(&self.shared.segment)
-            || self.shared.hung_up.load(Ordering::Relaxed)
-    }
+/// Whether it needs service now.
+pub fn wants_attention(session: &Session) -> bool {
+    session.inbox.express.has_message()
+        || session.inbox.consumer.has_message() && !session.inbox.held.is_stalled()
+        || session.inbox.held.is_released(&session.shared.segment)
+        || session.shared.hung_up.load(Ordering::Relaxed)
 }

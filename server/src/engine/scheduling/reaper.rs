@@ -16,6 +16,7 @@ use crate::engine::calls::module::forget_offer;
 use crate::engine::images::instances::Image;
 use crate::engine::lasting::virtual_memory::name_of_physical;
 use crate::engine::objects::awaited::release::Release;
+use crate::engine::scheduling::moving::forget_brought;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::undertaker::Buried;
@@ -203,7 +204,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     session.objects.virtual_memory.clear(&shared.gpu);
     let mut graves: Vec<Buried> = session.objects.greens.drain().map(Buried::Green).collect();
     forget_offer(&mut session, shared);
-    session.forget_brought(shared);
+    forget_brought(&mut session, shared);
     for link in session.objects.links.drain() {
         link.end(shared);
     }

@@ -8,7 +8,8 @@ use crate::engine::base::graph_turns::session::end_graph_turn;
 use crate::engine::base::printing::session::stop_printing;
 use crate::engine::calls::memory::finish_releases;
 use crate::engine::calls::stream::reap_streams;
-use crate::engine::scheduling::dispatch::Visit;
+use crate::engine::scheduling::express::serve_express;
+use crate::engine::scheduling::visit::Visit;
 use crate::engine::session::bonds::UNTIL_AT_REST;
 use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
@@ -331,68 +332,69 @@ fn name(mut stay: Vec<Stays>) -> String {
     named.join(", ")
 }
 
-impl Session {
-    /// Does as much as is possible now of the work that must be done before the session is at rest.
-    pub fn come_to_rest(&mut self, shared: &Shared) -> Visit {
-        // Between the check of the caller and this one the attempt may have ended, or another one begun.
-        let number = shared.fate.resting.load(Ordering::SeqCst);
-        if number == 0 || self.shared.excused.load(Ordering::SeqCst) == number {
-            return Visit::Worked;
-        }
-        if self.shared.rested.load(Ordering::Relaxed) == number {
-            return Visit::Idle;
-        }
-        let visit = self.rest_as_far_as_possible(shared, number);
-        self.shared.asked_to_rest.store(number, Ordering::Release);
-        visit
+/// Does as much as is possible now of the work that must be done before the session is at rest.
+pub fn come_to_rest(session: &mut Session, shared: &Shared) -> Visit {
+    // Between the check of the caller and this one the attempt may have ended, or another one begun.
+    let number = shared.fate.resting.load(Ordering::SeqCst);
+    if number == 0 || session.shared.excused.load(Ordering::SeqCst) == number {
+        return Visit::Worked;
     }
+    if session.shared.rested.load(Ordering::Relaxed) == number {
+        return Visit::Idle;
+    }
+    let visit = rest_as_far_as_possible(session, shared, number);
+    session
+        .shared
+        .asked_to_rest
+        .store(number, Ordering::Release);
+    visit
+}
 
-    fn rest_as_far_as_possible(&mut self, shared: &Shared, number: u64) -> Visit {
-        // An image already received over the client's connection cannot be received again.
-        if self.flow.wants_moment || self.flow.prepared.is_some() {
-            return Visit::Slow;
-        }
-        if let Some(visit) = self.finish_work(shared) {
-            return visit;
-        }
-        for stream in self.objects.streams.iter_mut() {
-            stream.settle_progress();
-        }
-        if self.wants_snapshot() {
-            let may = !shared.gpu.calm(self.side).is_hushed() && shared.lanes.snapshots.reserve();
-            return if may { Visit::Snapshot } else { Visit::Full };
-        }
-        if self.shared.is_at_rest() {
-            self.shared.rested.store(number, Ordering::Release);
-        }
-        Visit::Full
+fn rest_as_far_as_possible(session: &mut Session, shared: &Shared, number: u64) -> Visit {
+    // An image already received over the client's connection cannot be received again.
+    if session.flow.wants_moment || session.flow.prepared.is_some() {
+        return Visit::Slow;
     }
+    if let Some(visit) = finish_work(session, shared) {
+        return visit;
+    }
+    for stream in session.objects.streams.iter_mut() {
+        stream.settle_progress();
+    }
+    if session.wants_snapshot() {
+        let may = !shared.gpu.calm(session.side).is_hushed() && shared.lanes.snapshots.reserve();
+        return if may { Visit::Snapshot } else { Visit::Full };
+    }
+    if session.shared.is_at_rest() {
+        session.shared.rested.store(number, Ordering::Release);
+    }
+    Visit::Full
+}
 
-    /// Completes work that has been submitted, and submits no new work. `None`: the session owes nothing any more.
-    pub fn finish_work(&mut self, shared: &Shared) -> Option<Visit> {
-        stop_printing(self, &shared.gpu);
-        end_graph_turn(self, &shared.gpu);
-        reap_streams(self, shared);
-        finish_releases(self, shared);
-        if shared.gpu.calm(self.side).is_wanted() && self.shared.at_work.load(Ordering::Relaxed) {
-            self.say_whether_at_work(&shared.gpu);
-        }
-        if self.owes_nothing(shared) {
-            return None;
-        }
-        // A host function that the work waits for may be waiting for a page of managed memory.
-        Some(match self.serve_express(shared) {
-            Ok(_) => Visit::Full,
-            Err(why) => Visit::Ended(Some(why)),
-        })
+/// Completes work that has been submitted, and submits no new work. `None`: the session owes nothing any more.
+pub fn finish_work(session: &mut Session, shared: &Shared) -> Option<Visit> {
+    stop_printing(session, &shared.gpu);
+    end_graph_turn(session, &shared.gpu);
+    reap_streams(session, shared);
+    finish_releases(session, shared);
+    if shared.gpu.calm(session.side).is_wanted() && session.shared.at_work.load(Ordering::Relaxed) {
+        session.say_whether_at_work(&shared.gpu);
     }
+    if owes_nothing(session, shared) {
+        return None;
+    }
+    // A host function that the work waits for may be waiting for a page of managed memory.
+    Some(match serve_express(session, shared) {
+        Ok(_) => Visit::Full,
+        Err(why) => Visit::Ended(Some(why)),
+    })
+}
 
-    /// Whether nothing of it is in flight, deferred, or to be freed.
-    pub fn owes_nothing(&mut self, shared: &Shared) -> bool {
-        let owes = self.inbox.held.any()
-            || !self.objects.retired.is_empty()
-            || !self.objects.releasing.is_empty()
-            || !self.objects.leaving.is_empty();
-        !owes && self.is_drained(&shared.gpu)
-    }
+/// Whether nothing of it is in flight, deferred, or to be freed.
+pub fn owes_nothing(session: &mut Session, shared: &Shared) -> bool {
+    let owes = session.inbox.held.any()
+        || !session.objects.retired.is_empty()
+        || !session.objects.releasing.is_empty()
+        || !session.objects.leaving.is_empty();
+    !owes && session.is_drained(&shared.gpu)
 }

@@ -13,7 +13,9 @@ use crate::engine::base::side;
 use crate::engine::gpu::devices::Grant;
 use crate::engine::gpu::host::HostBlock;
 use crate::engine::lasting::memory::{describe_evicted, describe_refilled, note_evicted};
-use crate::engine::scheduling::dispatch::Visit;
+use crate::engine::scheduling::parking::wants_attention;
+use crate::engine::scheduling::resting::{finish_work, owes_nothing};
+use crate::engine::scheduling::visit::Visit;
 use crate::engine::session::Session;
 use crate::engine::session::suspension::Order;
 use crate::engine::threads::room::{self, Making};
@@ -50,270 +52,272 @@ enum To {
     Device,
 }
 
-impl Session {
-    /// Whether some of its device memory is in host memory.
-    #[inline]
-    pub fn is_evicted(&self) -> bool {
-        !self.objects.evicted.is_empty()
-    }
+/// Whether some of its device memory is in host memory.
+#[inline]
+pub fn is_evicted(session: &Session) -> bool {
+    !session.objects.evicted.is_empty()
+}
 
-    /// Visits a session some of whose device memory is in host memory: it executes nothing until the memory is back.
-    pub fn visit_evicted(&mut self) -> Visit {
-        let order = self.shared.suspension.order();
-        let calls = self.wants_attention();
-        match order {
-            Some(Order::MakeRoom(..)) => return Visit::Evict,
-            Some(Order::Out) if !calls => return Visit::Evict,
-            Some(Order::Out) => self.shared.suspension.settle(Err(Unmoved::Resumed)),
-            Some(Order::In) | None => {}
-        }
-        if !calls && order != Some(Order::In) {
-            self.flow.room_at = None;
-            return Visit::Idle;
-        }
-        match self.waits_for_memory() {
-            true => Visit::Idle,
-            false => Visit::Refill,
-        }
+/// Visits a session some of whose device memory is in host memory: it executes nothing until the memory is back.
+pub fn visit_evicted(session: &mut Session) -> Visit {
+    let order = session.shared.suspension.order();
+    let calls = wants_attention(session);
+    match order {
+        Some(Order::MakeRoom(..)) => return Visit::Evict,
+        Some(Order::Out) if !calls => return Visit::Evict,
+        Some(Order::Out) => session.shared.suspension.settle(Err(Unmoved::Resumed)),
+        Some(Order::In) | None => {}
     }
-
-    /// Whether it waits for free device memory before it can execute anything.
-    pub fn waits_for_memory(&self) -> bool {
-        let at = self.flow.room_at;
-        at.is_some_and(|at| Instant::now() < at)
+    if !calls && order != Some(Order::In) {
+        session.flow.room_at = None;
+        return Visit::Idle;
     }
-
-    /// How long it waits until it asks for device memory again.
-    pub fn room_pause(&self) -> Option<Duration> {
-        let at = self.flow.room_at?;
-        Some(at.saturating_duration_since(Instant::now()))
+    match waits_for_memory(session) {
+        true => Visit::Idle,
+        false => Visit::Refill,
     }
+}
 
-    /// Whether an order to move its device memory to host memory can be carried out now. It has nothing to execute.
-    pub fn is_due_for_eviction(&mut self, shared: &Shared) -> bool {
-        match self.shared.suspension.order() {
-            Some(Order::Out) => !self.refuses_to_move() && self.owes_nothing(shared),
-            Some(Order::In) => {
-                // Nothing of it is in host memory.
-                self.settle_suspension();
-                false
-            }
-            Some(Order::MakeRoom(..)) | None => false,
+/// Whether it waits for free device memory before it can execute anything.
+pub fn waits_for_memory(session: &Session) -> bool {
+    let at = session.flow.room_at;
+    at.is_some_and(|at| Instant::now() < at)
+}
+
+/// How long it waits until it asks for device memory again.
+pub fn room_pause(session: &Session) -> Option<Duration> {
+    let at = session.flow.room_at?;
+    Some(at.saturating_duration_since(Instant::now()))
+}
+
+/// Whether an order to move its device memory to host memory can be carried out now. It has nothing to execute.
+pub fn is_due_for_eviction(session: &mut Session, shared: &Shared) -> bool {
+    match session.shared.suspension.order() {
+        Some(Order::Out) => !refuses_to_move(session) && owes_nothing(session, shared),
+        Some(Order::In) => {
+            // Nothing of it is in host memory.
+            settle_suspension(session);
+            false
         }
+        Some(Order::MakeRoom(..)) | None => false,
     }
+}
 
-    /// Executes nothing new until its work in flight is done, so that its memory can make room for another session.
-    pub fn make_way(&mut self, shared: &Shared) -> Visit {
-        if self.refuses_to_move() {
-            return Visit::Worked;
-        }
-        self.finish_work(shared).unwrap_or(Visit::Evict)
+/// Executes nothing new until its work in flight is done, so that its memory can make room for another session.
+pub fn make_way(session: &mut Session, shared: &Shared) -> Visit {
+    if refuses_to_move(session) {
+        return Visit::Worked;
     }
+    finish_work(session, shared).unwrap_or(Visit::Evict)
+}
 
-    /// Whether it captures, which an order does not interrupt. The order is settled then.
-    fn refuses_to_move(&self) -> bool {
-        let captures = !self.objects.graphs.captures.is_empty();
-        if captures {
-            self.shared.suspension.resist(Instant::now());
-            self.shared.suspension.settle(Err(Unmoved::Captures));
-        }
-        captures
+/// Whether it captures, which an order does not interrupt. The order is settled then.
+fn refuses_to_move(session: &Session) -> bool {
+    let captures = !session.objects.graphs.captures.is_empty();
+    if captures {
+        session.shared.suspension.resist(Instant::now());
+        session.shared.suspension.settle(Err(Unmoved::Captures));
     }
+    captures
+}
 
-    /// Reports that an order has been carried out.
-    fn settle_suspension(&self) {
-        let held = self.account.held_of_devices().into_values().sum::<u64>();
-        let moved = self.shared.suspension.moved();
-        self.shared.suspension.settle(Ok(Placement {
-            moved_out: moved,
-            resident: held.saturating_sub(moved),
-        }));
+/// Reports that an order has been carried out.
+fn settle_suspension(session: &Session) {
+    let held = session.account.held_of_devices().into_values().sum::<u64>();
+    let moved = session.shared.suspension.moved();
+    session.shared.suspension.settle(Ok(Placement {
+        moved_out: moved,
+        resident: held.saturating_sub(moved),
+    }));
+}
+
+/// The grants, of this device or of all, whose content may be moved to host memory, and is not there yet.
+fn grants_to_evict(session: &Session, device: Option<Ordinal>) -> Vec<Arc<Grant>> {
+    let grants = session.objects.grants.values();
+    // A session that has opened memory of another one holds a reference to it.
+    let may_move = |grant: &&Arc<Grant>| {
+        let is_meant = device.is_none_or(|device| device == grant.device);
+        is_meant && grant.is_on_device() && !grant.stays() && Arc::strong_count(grant) == 1
+    };
+    let mut found: Vec<_> = grants.filter(may_move).cloned().collect();
+    // The largest come first.
+    found.sort_by_key(|grant| std::cmp::Reverse(grant.len));
+    found
+}
+
+fn evict_grants(session: &mut Session, shared: &Shared) -> Result<Progress, Unmoved> {
+    let device = match session.shared.suspension.order() {
+        Some(Order::MakeRoom(device, _)) => Some(device),
+        Some(Order::Out) => None,
+        // The order has been withdrawn.
+        Some(Order::In) | None => return Ok(Progress::Later),
+    };
+    let grants = grants_to_evict(session, device);
+    if device.is_some() && grants.is_empty() {
+        // There is less than was counted on.
+        session.shared.suspension.resist(Instant::now());
     }
-
-    /// The grants, of this device or of all, whose content may be moved to host memory, and is not there yet.
-    fn grants_to_evict(&self, device: Option<Ordinal>) -> Vec<Arc<Grant>> {
-        let grants = self.objects.grants.values();
-        // A session that has opened memory of another one holds a reference to it.
-        let may_move = |grant: &&Arc<Grant>| {
-            let is_meant = device.is_none_or(|device| device == grant.device);
-            is_meant && grant.is_on_device() && !grant.stays() && Arc::strong_count(grant) == 1
-        };
-        let mut found: Vec<_> = grants.filter(may_move).cloned().collect();
-        // The largest come first.
-        found.sort_by_key(|grant| std::cmp::Reverse(grant.len));
-        found
-    }
-
-    fn evict(&mut self, shared: &Shared) -> Result<Progress, Unmoved> {
-        let device = match self.shared.suspension.order() {
-            Some(Order::MakeRoom(device, _)) => Some(device),
-            Some(Order::Out) => None,
-            // The order has been withdrawn.
-            Some(Order::In) | None => return Ok(Progress::Later),
-        };
-        let grants = self.grants_to_evict(device);
-        if device.is_some() && grants.is_empty() {
-            // There is less than was counted on.
-            self.shared.suspension.resist(Instant::now());
+    for grant in grants {
+        if !session.shared.suspension.wants_host_memory() {
+            return Ok(Progress::Later);
         }
-        for grant in grants {
-            if !self.shared.suspension.wants_host_memory() {
-                return Ok(Progress::Later);
-            }
-            if device.is_none() && self.wants_attention() {
-                return Err(Unmoved::Resumed);
-            }
-            if !self.may_work(&shared.gpu) {
-                return Ok(Progress::Later);
-            }
-            let block = self.block_for(shared, &grant);
-            let copied = block.map(|block| {
-                let copied = copy(shared, &grant, &block, To::Host);
-                (block, copied)
-            });
-            self.say_whether_at_work(&shared.gpu);
-            let (block, copied) = copied?;
-            if let Err(status) = copied {
-                shared.gpu.note_status(status);
-                self.spare(block);
-                return Err(Unmoved::Failed(format!(
-                    "its memory cannot be copied: {status}"
-                )));
-            }
-            if !describe_evicted(self, &shared.images, &grant, &block) {
-                self.spare(block);
-                return Err(Unmoved::Failed(
-                    "the keeper has no room for its memory".into(),
-                ));
-            }
-            self.objects.evicted.insert(grant.start, block);
-            note_evicted(self);
-            let suspension = &self.shared.suspension;
-            suspension.take_movable(grant.device, grant.len);
-            let of = &shared.gpu.devices[grant.device];
-            if let Err(status) = of.evict(&shared.gpu.driver, &grant) {
-                shared.gpu.note_status(status);
-                let why = format!("its memory cannot be released: {status}");
-                return Err(Unmoved::Failed(why));
-            }
-            if suspension.has_made_room(grant.len) {
-                return Ok(Progress::Done);
-            }
+        if device.is_none() && wants_attention(session) {
+            return Err(Unmoved::Resumed);
         }
-        if let Some(keeper) = shared.gpu.keeping.keeper() {
-            // The physical memory is free once the keeper has closed its descriptor.
-            keeper.settle();
+        if !session.may_work(&shared.gpu) {
+            return Ok(Progress::Later);
         }
-        Ok(Progress::Done)
-    }
-
-    fn refill(&mut self, shared: &Shared) -> Result<Progress, CUresult> {
-        while let Some(start) = self.objects.evicted.keys().next().copied() {
-            if !self.may_work(&shared.gpu) {
-                return Ok(Progress::Later);
-            }
-            let grant = self.objects.grants.get(&start);
-            let grant = grant.cloned().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            let refilled = self.refill_one(shared, &grant);
-            self.say_whether_at_work(&shared.gpu);
-            if let Progress::Later = refilled? {
-                return Ok(Progress::Later);
-            }
-        }
-        Ok(Progress::Done)
-    }
-
-    /// Whether room is being made for all its memory of a device that is in host memory.
-    fn waits_for_its_memory(&mut self, shared: &Shared, device: Ordinal) -> bool {
-        let evicted = self.objects.evicted.keys();
-        let grants = evicted.filter_map(|start| self.objects.grants.get(start));
-        let own = grants.filter(|grant| grant.device == device);
-        let bytes = own.map(|grant| grant.len).sum();
-        let makes = shared.make_room(&self.shared, device, bytes);
-        if makes == Making::Waits {
-            self.flow.room_at = Some(Instant::now() + room::ASKS);
-        }
-        makes == Making::Waits
-    }
-
-    fn refill_one(&mut self, shared: &Shared, grant: &Arc<Grant>) -> Result<Progress, CUresult> {
-        let device = &shared.gpu.devices[grant.device];
-        let driver = &shared.gpu.driver;
-        if !grant.is_on_device() {
-            let mut made = device.refill(driver, grant);
-            if made == Err(CUDA_ERROR_OUT_OF_MEMORY) {
-                if let Some(keeper) = shared.gpu.keeping.keeper() {
-                    keeper.settle();
-                }
-                shared.images.give_up_residents();
-                made = device.refill(driver, grant);
-            }
-            if made == Err(CUDA_ERROR_OUT_OF_MEMORY)
-                && self.waits_for_its_memory(shared, grant.device)
-            {
-                return Ok(Progress::Later);
-            }
-            made?;
-        }
-        let block = self.objects.evicted.get(&grant.start);
-        let block = block.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-        let copied = self
-            .objects
-            .share_with_peers(&shared.gpu, grant.start)
-            .and_then(|()| copy(shared, grant, block, To::Device));
+        let block = block_for(session, shared, &grant);
+        let copied = block.map(|block| {
+            let copied = copy(shared, &grant, &block, To::Host);
+            (block, copied)
+        });
+        session.say_whether_at_work(&shared.gpu);
+        let (block, copied) = copied?;
         if let Err(status) = copied {
-            // The content stays in host memory.
-            let _ = device.evict(driver, grant);
-            return Err(status);
+            shared.gpu.note_status(status);
+            spare(session, block);
+            return Err(Unmoved::Failed(format!(
+                "its memory cannot be copied: {status}"
+            )));
         }
-        if let Some(block) = self.objects.evicted.remove(&grant.start) {
-            let suspension = &self.shared.suspension;
-            suspension.add_movable(grant.device, grant.len);
-            describe_refilled(self, &shared.images, grant, &block);
-            self.spare(block);
+        if !describe_evicted(session, &shared.images, &grant, &block) {
+            spare(session, block);
+            return Err(Unmoved::Failed(
+                "the keeper has no room for its memory".into(),
+            ));
         }
-        note_evicted(self);
-        Ok(Progress::Done)
+        session.objects.evicted.insert(grant.start, block);
+        note_evicted(session);
+        let suspension = &session.shared.suspension;
+        suspension.take_movable(grant.device, grant.len);
+        let of = &shared.gpu.devices[grant.device];
+        if let Err(status) = of.evict(&shared.gpu.driver, &grant) {
+            shared.gpu.note_status(status);
+            let why = format!("its memory cannot be released: {status}");
+            return Err(Unmoved::Failed(why));
+        }
+        if suspension.has_made_room(grant.len) {
+            return Ok(Progress::Done);
+        }
     }
+    if let Some(keeper) = shared.gpu.keeping.keeper() {
+        // The physical memory is free once the keeper has closed its descriptor.
+        keeper.settle();
+    }
+    Ok(Progress::Done)
+}
 
-    /// Pinned memory for the content of a grant.
-    fn block_for(&mut self, shared: &Shared, grant: &Grant) -> Result<HostBlock, Unmoved> {
-        let spare = &self.objects.host_spare;
-        if let Some(at) = spare.iter().position(|block| block.len() == grant.len) {
-            let mut block = self.objects.host_spare.swap_remove(at);
-            block.pin.set_idle(false);
-            return Ok(block);
+fn refill_grants(session: &mut Session, shared: &Shared) -> Result<Progress, CUresult> {
+    while let Some(start) = session.objects.evicted.keys().next().copied() {
+        if !session.may_work(&shared.gpu) {
+            return Ok(Progress::Later);
         }
-        let (gpu, own) = (&shared.gpu, &self.shared);
-        let failed = |status: CUresult| {
-            Unmoved::Failed(format!("there is not enough host memory for it: {status}"))
-        };
-        let payers = (&self.account, &own.held_files, own.info.uid);
-        if let Some(block) = gpu.take_spare_block(payers, grant.len).map_err(failed)? {
-            return Ok(block);
+        let grant = session.objects.grants.get(&start);
+        let grant = grant.cloned().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let refilled = refill_one(session, shared, &grant);
+        session.say_whether_at_work(&shared.gpu);
+        if let Progress::Later = refilled? {
+            return Ok(Progress::Later);
         }
-        let pin = gpu.pinned.take(own.info.uid, grant.len);
-        let pin = pin.map_err(|beyond| Unmoved::Failed(beyond.to_string()))?;
-        let begun = gpu.begin_block((&self.account, &own.held_files), pin, grant.len);
-        let mut begun = begun.map_err(failed)?;
-        let stops = || {
-            own.hung_up.load(Ordering::Relaxed)
-                || gpu.is_lost()
-                || shared.fate.stopping.load(Ordering::Relaxed)
-        };
-        if !begun.populate(stops) {
-            gpu.arena.abandon(begun);
-            return Err(Unmoved::Ended);
-        }
-        let device = &gpu.devices[grant.device];
-        side::on_main(|| gpu.arena.complete(&gpu.driver, device, begun)).map_err(failed)
     }
+    Ok(Progress::Done)
+}
 
-    /// Keeps pinned memory for the next use.
-    fn spare(&mut self, mut block: HostBlock) {
-        block.pin.set_idle(true);
-        self.objects.host_spare.push(block);
+/// Whether room is being made for all its memory of a device that is in host memory.
+fn waits_for_its_memory(session: &mut Session, shared: &Shared, device: Ordinal) -> bool {
+    let evicted = session.objects.evicted.keys();
+    let grants = evicted.filter_map(|start| session.objects.grants.get(start));
+    let own = grants.filter(|grant| grant.device == device);
+    let bytes = own.map(|grant| grant.len).sum();
+    let makes = shared.make_room(&session.shared, device, bytes);
+    if makes == Making::Waits {
+        session.flow.room_at = Some(Instant::now() + room::ASKS);
     }
+    makes == Making::Waits
+}
+
+fn refill_one(
+    session: &mut Session,
+    shared: &Shared,
+    grant: &Arc<Grant>,
+) -> Result<Progress, CUresult> {
+    let device = &shared.gpu.devices[grant.device];
+    let driver = &shared.gpu.driver;
+    if !grant.is_on_device() {
+        let mut made = device.refill(driver, grant);
+        if made == Err(CUDA_ERROR_OUT_OF_MEMORY) {
+            if let Some(keeper) = shared.gpu.keeping.keeper() {
+                keeper.settle();
+            }
+            shared.images.give_up_residents();
+            made = device.refill(driver, grant);
+        }
+        if made == Err(CUDA_ERROR_OUT_OF_MEMORY)
+            && waits_for_its_memory(session, shared, grant.device)
+        {
+            return Ok(Progress::Later);
+        }
+        made?;
+    }
+    let block = session.objects.evicted.get(&grant.start);
+    let block = block.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let copied = session
+        .objects
+        .share_with_peers(&shared.gpu, grant.start)
+        .and_then(|()| copy(shared, grant, block, To::Device));
+    if let Err(status) = copied {
+        // The content stays in host memory.
+        let _ = device.evict(driver, grant);
+        return Err(status);
+    }
+    if let Some(block) = session.objects.evicted.remove(&grant.start) {
+        let suspension = &session.shared.suspension;
+        suspension.add_movable(grant.device, grant.len);
+        describe_refilled(session, &shared.images, grant, &block);
+        spare(session, block);
+    }
+    note_evicted(session);
+    Ok(Progress::Done)
+}
+
+/// Pinned memory for the content of a grant.
+fn block_for(session: &mut Session, shared: &Shared, grant: &Grant) -> Result<HostBlock, Unmoved> {
+    let spare = &session.objects.host_spare;
+    if let Some(at) = spare.iter().position(|block| block.len() == grant.len) {
+        let mut block = session.objects.host_spare.swap_remove(at);
+        block.pin.set_idle(false);
+        return Ok(block);
+    }
+    let (gpu, own) = (&shared.gpu, &session.shared);
+    let failed = |status: CUresult| {
+        Unmoved::Failed(format!("there is not enough host memory for it: {status}"))
+    };
+    let payers = (&session.account, &own.held_files, own.info.uid);
+    if let Some(block) = gpu.take_spare_block(payers, grant.len).map_err(failed)? {
+        return Ok(block);
+    }
+    let pin = gpu.pinned.take(own.info.uid, grant.len);
+    let pin = pin.map_err(|beyond| Unmoved::Failed(beyond.to_string()))?;
+    let begun = gpu.begin_block((&session.account, &own.held_files), pin, grant.len);
+    let mut begun = begun.map_err(failed)?;
+    let stops = || {
+        own.hung_up.load(Ordering::Relaxed)
+            || gpu.is_lost()
+            || shared.fate.stopping.load(Ordering::Relaxed)
+    };
+    if !begun.populate(stops) {
+        gpu.arena.abandon(begun);
+        return Err(Unmoved::Ended);
+    }
+    let device = &gpu.devices[grant.device];
+    side::on_main(|| gpu.arena.complete(&gpu.driver, device, begun)).map_err(failed)
+}
+
+/// Keeps pinned memory for the next use.
+fn spare(session: &mut Session, mut block: HostBlock) {
+    block.pin.set_idle(true);
+    session.objects.host_spare.push(block);
 }
 
 /// Copies the content of a grant to or from a block of pinned memory of the same length, and waits for it.
@@ -350,7 +354,7 @@ pub fn evict(shared: &Shared, mut session: Box<Session>) {
     let before = session.shared.suspension.moved();
     let began = Instant::now();
     session.shared.suspension.set_moving(true);
-    let outcome = session.evict(shared);
+    let outcome = evict_grants(&mut session, shared);
     session.shared.suspension.set_moving(false);
     shared.room.note_move(began.elapsed());
     let moved = session.shared.suspension.moved() - before;
@@ -363,7 +367,7 @@ pub fn evict(shared: &Shared, mut session: Box<Session>) {
     }
     match outcome {
         Ok(Progress::Done) if session.shared.suspension.wants_host_memory() => {
-            session.settle_suspension();
+            settle_suspension(&session);
         }
         Ok(_) => {}
         Err(why) => {
@@ -380,7 +384,7 @@ pub fn refill(shared: &Shared, mut session: Box<Session>) {
     session.enter();
     let before = session.shared.suspension.moved();
     let began = Instant::now();
-    let outcome = session.refill(shared);
+    let outcome = refill_grants(&mut session, shared);
     shared.room.note_move(began.elapsed());
     let moved = before - session.shared.suspension.moved();
     let client = session.shared.info.clone();
@@ -395,7 +399,7 @@ pub fn refill(shared: &Shared, mut session: Box<Session>) {
             session.flow.room_at = None;
             shared.has_room(&session.shared);
             if session.shared.suspension.order() == Some(Order::In) {
-                session.settle_suspension();
+                settle_suspension(&session);
             }
         }
         Ok(Progress::Later) => {}

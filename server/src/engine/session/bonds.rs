@@ -174,6 +174,7 @@ impl Inbox {
 mod tests {
     use super::*;
     use crate::engine::base::moment::Moment;
+    use crate::engine::scheduling::moving::may_move;
     use crate::engine::testing::Fixture;
 
     fn bonds(test: &Fixture, to: Destination) -> Bonds {
@@ -213,8 +214,8 @@ mod tests {
         let mut test = Fixture::new(&[]);
         test.session.flow.moment = Some(Moment::endless());
         let shared = test.shared.clone();
-        assert!(test.session.may_move(&shared));
+        assert!(may_move(&mut test.session, &shared));
         test.session.flow.has_graph_turn = true;
-        assert!(!test.session.may_move(&shared));
+        assert!(!may_move(&mut test.session, &shared));
     }
 }

@@ -8,6 +8,7 @@ use crate::engine::gpu::host::read_word;
 use crate::engine::objects::shared_events::{Record, Standing, Taken};
 use crate::engine::objects::trace::session::execute;
 use crate::engine::session::Session;
+use crate::engine::threads::gate::run::must_be_alone;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Handle;
@@ -150,7 +151,7 @@ impl Session {
                     .is_some_and(|moment| moment.is_over())
                 {
                     Err(Undone::Later)
-                } else if self.must_be_alone(shared, message) {
+                } else if must_be_alone(self, shared, message) {
                     self.flow.wants = None;
                     Err(Undone::Alone)
                 } else {

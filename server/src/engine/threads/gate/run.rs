@@ -15,6 +15,8 @@ use crate::engine::objects::pace::VERY_LONG;
 use crate::engine::objects::pace::session::publish_pace;
 use crate::engine::objects::streams::clamped;
 use crate::engine::scheduling::dispatch::{self, Step};
+use crate::engine::scheduling::moving::{bring_images, has_images_as_new, may_move, move_to};
+use crate::engine::scheduling::own_context::stay_in_shared_context;
 use crate::engine::session::flow::OwnContext;
 use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
@@ -62,7 +64,7 @@ impl Gate {
     /// Queues a session at the gate.
     pub fn admit(&self, shared: &Shared, mut session: Box<Session>) {
         session.say_whether_at_work(&shared.gpu);
-        session.begin_wait(shared);
+        begin_wait(&mut session, shared);
         self.waiting.lock().push(Waiting {
             session,
             since: Instant::now(),
@@ -157,7 +159,7 @@ fn open(shared: &Arc<Shared>, side: Side, tries: &mut Tries) {
             if !blocked || !late || stayed || one.session.flow.stays {
                 return false;
             }
-            let may = one.session.may_move(shared);
+            let may = may_move(&mut one.session, shared);
             one.stayed = (!may).then_some(now);
             may
         };
@@ -239,14 +241,14 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
     }
     let (mut launches, calls): (Vec<_>, Vec<_>) = all
         .into_iter()
-        .partition(|one| one.session.wants_local().is_some());
+        .partition(|one| wants_local(&one.session).is_some());
     // The calls may have submitted work.
     let quiet =
         calls.is_empty() || make(shared, calls) && shared.roster.is_quiet(&shared.gpu, side);
     if quiet {
         // In ascending order: if the largest request fails, smaller ones may still succeed.
-        launches.sort_by_key(|one| one.session.wants_local().map(|(_, local)| local));
-        for (device, local) in launches.iter().filter_map(|one| one.session.wants_local()) {
+        launches.sort_by_key(|one| wants_local(&one.session).map(|(_, local)| local));
+        for (device, local) in launches.iter().filter_map(|one| wants_local(&one.session)) {
             shared.gpu.devices[device].want_local(local);
             shared.gpu.devices[device].meet_local(&shared.gpu.driver);
         }
@@ -256,7 +258,7 @@ fn try_moment(shared: &Arc<Shared>, side: Side, most: Duration) -> bool {
         }
     }
     let grows = |one: &mut Waiting| {
-        let wanted = one.session.wants_local();
+        let wanted = wants_local(&one.session);
         wanted.is_some_and(|(device, local)| shared.gpu.devices[device].grows(local))
     };
     let mut must_grow: Vec<Waiting> = launches.extract_if(.., grows).collect();
@@ -292,7 +294,7 @@ fn make(shared: &Shared, calls: Vec<Waiting>) -> bool {
         tracing::debug!(
             session = one.session.shared.info.session,
             ?waited,
-            wants = one.session.wants_to(),
+            wants = wants_to(&one.session),
             "passes the gate"
         );
         shared
@@ -331,15 +333,19 @@ pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
         return shared.lanes.gate(session.side).admit(shared, session);
     }
     let own = session.flow.own.granted() == Some(to);
-    if !session.has_images_as_new(shared) {
+    if !has_images_as_new(&session, shared) {
         session.flow.stays = true;
         session.shared.standing.set_apart(false);
         if own {
-            session.stay_in_shared_context(shared, "its kernels may have stored addresses");
+            stay_in_shared_context(
+                &mut session,
+                shared,
+                "its kernels may have stored addresses",
+            );
         }
         return shared.lanes.gate(session.side).admit(shared, session);
     }
-    match session.move_to(shared, to) {
+    match move_to(&mut session, shared, to) {
         Ok(()) if own => {
             session.flow.own = OwnContext::Owned;
             tracing::info!("Client {info} has context {there} and its heap for malloc to itself");
@@ -359,7 +365,7 @@ pub fn move_on(shared: &Shared, mut session: Box<Session>, to: Side) {
             session.flow.stays = true;
             session.shared.standing.set_apart(false);
             if own {
-                session.stay_in_shared_context(shared, &status.to_string());
+                stay_in_shared_context(&mut session, shared, &status.to_string());
             }
             // The context may have been made for it.
             shared.lanes.gate(to).knock();
@@ -375,9 +381,9 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
     if moment.is_over() {
         return shared.lanes.gate(session.side).admit(shared, session);
     }
-    session.end_wait(shared);
+    end_wait(&mut session, shared);
     if session.flow.images_of.is_some() {
-        let brought = session.bring_images(shared, moment);
+        let brought = bring_images(&mut session, shared, moment);
         if brought != Ok(true) || moment.is_over() {
             moment.left.fetch_sub(1, Ordering::AcqRel);
             return match brought {
@@ -387,13 +393,14 @@ pub fn pass(shared: &Shared, mut session: Box<Session>, moment: &Arc<Moment>) {
         }
     }
     // The client may have changed the message in the ring, so whether it needs a quiescent point is checked again.
-    let may =
-        session.flow.wants.is_some() || session.flow.wants_moment || session.calls_next(shared);
+    let may = session.flow.wants.is_some()
+        || session.flow.wants_moment
+        || calls_next(&mut session, shared);
     session.flow.moment = Some(moment.clone());
     // Mark it as at work before it submits anything, so that other threads count its work as in flight.
     let _ = session.may_work(&shared.gpu);
     let mut violation = None;
-    let ready = !may || session.get_ready(shared);
+    let ready = !may || get_ready(&mut session, shared);
     if std::mem::take(&mut session.flow.wants_moment) {
         if !ready {
             violation = session.replay(shared).err();
@@ -423,10 +430,10 @@ fn go_back(shared: &Shared, mut session: Box<Session>, status: CUresult) {
     session.flow.stays = true;
     session.shared.standing.set_apart(false);
     let of = session.flow.images_of.unwrap_or(session.side);
-    match session.move_to(shared, of) {
+    match move_to(&mut session, shared, of) {
         Ok(()) => {
             if session.flow.own == OwnContext::Owned {
-                session.stay_in_shared_context(shared, &status.to_string());
+                stay_in_shared_context(&mut session, shared, &status.to_string());
             }
             shared.lanes.gate(of).admit(shared, session);
         }
@@ -440,14 +447,14 @@ fn go_back(shared: &Shared, mut session: Box<Session>, status: CUresult) {
 impl Waiting {
     /// Returns a session to its dispatch thread when its launch no longer has to wait.
     fn go_on(mut self, shared: &Shared) {
-        self.session.end_wait(shared);
+        end_wait(&mut self.session, shared);
         (self.session.flow.wants, self.session.flow.wants_moment) = (None, false);
         shared.lanes.send_home(self.session);
     }
 
     /// Removes a session from the gate: it has ended, or the server is ending.
     fn leave(mut self, shared: &Shared) {
-        self.session.end_wait(shared);
+        end_wait(&mut self.session, shared);
         let why = match shared.fate.stopping.load(Ordering::Relaxed) {
             true => "the server is shutting down",
             false if shared.gpu.is_lost() && !self.session.shared.goes_on(&shared.gpu) => {
@@ -547,173 +554,169 @@ impl Shared {
     }
 }
 
-impl Session {
-    /// Starts to record a wait at the gate, or continues the current one.
-    pub fn begin_wait(&mut self, shared: &Shared) {
-        let next = self.inbox.consumer.next_op().and_then(Op::from_u16);
-        let op = match self.flow.wants_moment {
-            // Of the deferred messages, only launches and stream creations wait at the gate.
-            true if self.flow.wants.is_none() => Op::StreamCreate,
-            true => Op::Launch,
-            false => next.unwrap_or(Op::Launch),
-        };
-        let traced = self.trace_point(shared);
-        self.shared.waits.begin(op, traced);
-    }
+/// Starts to record a wait at the gate, or continues the current one.
+pub fn begin_wait(session: &mut Session, shared: &Shared) {
+    let next = session.inbox.consumer.next_op().and_then(Op::from_u16);
+    let op = match session.flow.wants_moment {
+        // Of the deferred messages, only launches and stream creations wait at the gate.
+        true if session.flow.wants.is_none() => Op::StreamCreate,
+        true => Op::Launch,
+        false => next.unwrap_or(Op::Launch),
+    };
+    let traced = session.trace_point(shared);
+    session.shared.waits.begin(op, traced);
+}
 
-    /// Ends the record of the session's wait at the gate, if there is one.
-    pub fn end_wait(&mut self, shared: &Shared) {
-        if let Some(wait) = self.shared.waits.end() {
-            self.record_wait(shared, &wait);
+/// Ends the record of the session's wait at the gate, if there is one.
+pub fn end_wait(session: &mut Session, shared: &Shared) {
+    if let Some(wait) = session.shared.waits.end() {
+        session.record_wait(shared, &wait);
+    }
+}
+
+/// Whether a message makes a driver call that waits for all work in flight and blocks the other sessions meanwhile.
+#[inline]
+pub fn must_be_alone(session: &mut Session, shared: &Shared, message: Incoming<'_>) -> bool {
+    if session.flow.moment.is_some() {
+        return false;
+    }
+    match message.op.gate() {
+        Condition::Never => false,
+        Condition::Always => true,
+        Condition::NewModule => loads_module(session, shared, message),
+        Condition::NewFunction => !knows_function(session, shared, message),
+        Condition::Variable(at) => loads_for_variable(session, message, at),
+        Condition::NewImage => enumerates_unloaded(session, message),
+        Condition::HigherLimit => raises_limit(shared, message),
+        Condition::KernelAttribute => sets_of_unloaded(session, shared, message),
+        Condition::FunctionAttribute => sets_of_other(session, shared, message),
+        Condition::NewStream => creates_stream(session, shared, message),
+    }
+}
+
+fn knows_function(session: &Session, shared: &Shared, message: Incoming<'_>) -> bool {
+    let Ok(body) = message.body::<GetFunction>() else {
+        return true;
+    };
+    let Ok(image) = session.objects.image(body.parent) else {
+        return true;
+    };
+    if body.function == 0 {
+        return image.is_loaded();
+    }
+    let name = message.name::<GetFunction>();
+    let device = device_of(session, shared, body.parent, body.device);
+    match (name, device) {
+        (Ok(name), Ok(device)) => image.knows(&(name.into(), device)),
+        _ => true,
+    }
+}
+
+/// Whether taking the address of a variable loads an image: the client then needs a private instance.
+fn loads_for_variable(session: &Session, message: Incoming<'_>, handle_at: usize) -> bool {
+    let image = session.objects.image(message.word(handle_at));
+    image.is_ok_and(|image| image.is_with_others() || !image.is_loaded())
+}
+
+fn sets_of_unloaded(session: &Session, shared: &Shared, message: Incoming<'_>) -> bool {
+    let Ok(body) = message.body::<KernelAttribute>() else {
+        return false;
+    };
+    let Ok(library) = session.objects.libraries.get(body.library) else {
+        return false;
+    };
+    if body.set == 0 || !library.is_loaded() {
+        return body.set != 0;
+    }
+    let (name, device) = (
+        message.name::<KernelAttribute>(),
+        shared.gpu.device(body.device),
+    );
+    let (Ok(name), Ok(device)) = (name, device) else {
+        return false;
+    };
+    let (key, set) = ((name.into(), device.ordinal), (body.attribute, body.value));
+    library.is_tracked() && library.loads_to_take(&shared.images, &key, Some((set, true)))
+}
+
+/// Whether setting a function attribute loads another instance, because no existing one has that value.
+fn sets_of_other(session: &Session, shared: &Shared, message: Incoming<'_>) -> bool {
+    let body = message.body::<FunctionAttribute>();
+    let found = body.and_then(|body| {
+        let function = session.objects.functions.get(body.function)?;
+        let set = (body.attribute, body.value);
+        Ok((session.objects.image(function.image)?, &function.key, set))
+    });
+    found.is_ok_and(|(image, key, set)| {
+        image.is_tracked() && image.loads_to_take(&shared.images, key, Some((set, false)))
+    })
+}
+
+/// Whether a new stream is not served from the streams kept for reuse: the driver may allocate a hardware queue for
+/// it.
+fn creates_stream(session: &Session, shared: &Shared, message: Incoming<'_>) -> bool {
+    let Ok(body) = message.body::<StreamCreate>() else {
+        return false;
+    };
+    let priority = clamped(body.priority);
+    let Ok(device) = shared.gpu.device(body.device) else {
+        return false;
+    };
+    let part = session.objects.places.get(device.ordinal.index());
+    !match (body.green, part.and_then(Option::as_ref)) {
+        (0, None) => device.has_stream(priority),
+        (0, Some(part)) => part.has_stream(priority),
+        (green, _) => match session.objects.greens.get(green) {
+            Ok(green) => green.has_stream(priority),
+            Err(_) => true,
+        },
+    }
+}
+
+fn enumerates_unloaded(session: &Session, message: Incoming<'_>) -> bool {
+    let body = message.body::<Named>();
+    let image = body.and_then(|body| Ok(session.objects.image(body.parent)?));
+    image.is_ok_and(|image| !image.is_loaded())
+}
+
+/// Names the call for which it waits, for the log.
+fn wants_to(session: &Session) -> String {
+    match session.flow.wants {
+        Some(want) => format!("{want:?}"),
+        None => {
+            let op = session.inbox.consumer.next_op().and_then(Op::from_u16);
+            op.map_or_else(String::new, |op| format!("{op:?}"))
         }
     }
 }
 
-impl Session {
-    /// Whether a message makes a driver call that waits for all work in flight and blocks the other sessions meanwhile.
-    #[inline]
-    pub fn must_be_alone(&mut self, shared: &Shared, message: Incoming<'_>) -> bool {
-        if self.flow.moment.is_some() {
-            return false;
+/// Returns the device and the local memory, in bytes per thread, that its next launch needs.
+fn wants_local(session: &Session) -> Option<(Ordinal, u32)> {
+    match session.flow.wants {
+        Some(Want::Local(device, bytes)) if session.flow.images_of.is_none() => {
+            Some((device, bytes))
         }
-        match message.op.gate() {
-            Condition::Never => false,
-            Condition::Always => true,
-            Condition::NewModule => loads_module(self, shared, message),
-            Condition::NewFunction => !self.knows_function(shared, message),
-            Condition::Variable(at) => self.loads_for_variable(message, at),
-            Condition::NewImage => self.enumerates_unloaded(message),
-            Condition::HigherLimit => raises_limit(shared, message),
-            Condition::KernelAttribute => self.sets_of_unloaded(shared, message),
-            Condition::FunctionAttribute => self.sets_of_other(shared, message),
-            Condition::NewStream => self.creates_stream(shared, message),
-        }
+        _ => None,
     }
+}
 
-    fn knows_function(&self, shared: &Shared, message: Incoming<'_>) -> bool {
-        let Ok(body) = message.body::<GetFunction>() else {
-            return true;
-        };
-        let Ok(image) = self.objects.image(body.parent) else {
-            return true;
-        };
-        if body.function == 0 {
-            return image.is_loaded();
-        }
-        let name = message.name::<GetFunction>();
-        let device = device_of(self, shared, body.parent, body.device);
-        match (name, device) {
-            (Ok(name), Ok(device)) => image.knows(&(name.into(), device)),
-            _ => true,
-        }
-    }
+/// Whether its next message is a call that needs a quiescent point.
+fn calls_next(session: &mut Session, shared: &Shared) -> bool {
+    let Ok(Some(found)) = session.inbox.consumer.peek() else {
+        return false;
+    };
+    Op::from_u16(found.op).is_some_and(|op| {
+        let message = Incoming::in_ring(op, *session.inbox.consumer.memory(), &found);
+        must_be_alone(session, shared, message)
+    })
+}
 
-    /// Whether taking the address of a variable loads an image: the client then needs a private instance.
-    fn loads_for_variable(&self, message: Incoming<'_>, handle_at: usize) -> bool {
-        let image = self.objects.image(message.word(handle_at));
-        image.is_ok_and(|image| image.is_with_others() || !image.is_loaded())
-    }
-
-    fn sets_of_unloaded(&self, shared: &Shared, message: Incoming<'_>) -> bool {
-        let Ok(body) = message.body::<KernelAttribute>() else {
-            return false;
-        };
-        let Ok(library) = self.objects.libraries.get(body.library) else {
-            return false;
-        };
-        if body.set == 0 || !library.is_loaded() {
-            return body.set != 0;
-        }
-        let (name, device) = (
-            message.name::<KernelAttribute>(),
-            shared.gpu.device(body.device),
-        );
-        let (Ok(name), Ok(device)) = (name, device) else {
-            return false;
-        };
-        let (key, set) = ((name.into(), device.ordinal), (body.attribute, body.value));
-        library.is_tracked() && library.loads_to_take(&shared.images, &key, Some((set, true)))
-    }
-
-    /// Whether setting a function attribute loads another instance, because no existing one has that value.
-    fn sets_of_other(&self, shared: &Shared, message: Incoming<'_>) -> bool {
-        let body = message.body::<FunctionAttribute>();
-        let found = body.and_then(|body| {
-            let function = self.objects.functions.get(body.function)?;
-            let set = (body.attribute, body.value);
-            Ok((self.objects.image(function.image)?, &function.key, set))
-        });
-        found.is_ok_and(|(image, key, set)| {
-            image.is_tracked() && image.loads_to_take(&shared.images, key, Some((set, false)))
-        })
-    }
-
-    /// Whether a new stream is not served from the streams kept for reuse: the driver may allocate a hardware queue for
-    /// it.
-    fn creates_stream(&self, shared: &Shared, message: Incoming<'_>) -> bool {
-        let Ok(body) = message.body::<StreamCreate>() else {
-            return false;
-        };
-        let priority = clamped(body.priority);
-        let Ok(device) = shared.gpu.device(body.device) else {
-            return false;
-        };
-        let part = self.objects.places.get(device.ordinal.index());
-        !match (body.green, part.and_then(Option::as_ref)) {
-            (0, None) => device.has_stream(priority),
-            (0, Some(part)) => part.has_stream(priority),
-            (green, _) => match self.objects.greens.get(green) {
-                Ok(green) => green.has_stream(priority),
-                Err(_) => true,
-            },
-        }
-    }
-
-    fn enumerates_unloaded(&self, message: Incoming<'_>) -> bool {
-        let body = message.body::<Named>();
-        let image = body.and_then(|body| Ok(self.objects.image(body.parent)?));
-        image.is_ok_and(|image| !image.is_loaded())
-    }
-
-    /// Names the call for which it waits, for the log.
-    fn wants_to(&self) -> String {
-        match self.flow.wants {
-            Some(want) => format!("{want:?}"),
-            None => {
-                let op = self.inbox.consumer.next_op().and_then(Op::from_u16);
-                op.map_or_else(String::new, |op| format!("{op:?}"))
-            }
-        }
-    }
-
-    /// Returns the device and the local memory, in bytes per thread, that its next launch needs.
-    fn wants_local(&self) -> Option<(Ordinal, u32)> {
-        match self.flow.wants {
-            Some(Want::Local(device, bytes)) if self.flow.images_of.is_none() => {
-                Some((device, bytes))
-            }
-            _ => None,
-        }
-    }
-
-    /// Whether its next message is a call that needs a quiescent point.
-    fn calls_next(&mut self, shared: &Shared) -> bool {
-        let Ok(Some(found)) = self.inbox.consumer.peek() else {
-            return false;
-        };
-        Op::from_u16(found.op).is_some_and(|op| {
-            let message = Incoming::in_ring(op, *self.inbox.consumer.memory(), &found);
-            self.must_be_alone(shared, message)
-        })
-    }
-
-    /// Prepares the driver for its next launch. Returns whether that succeeded.
-    fn get_ready(&mut self, shared: &Shared) -> bool {
-        match self.flow.wants.take() {
-            Some(Want::Function(handle)) => take_function(self, shared, handle).is_ok(),
-            // On another side the limit may be lower; the launch then reports the error.
-            Some(Want::Local(device, local)) => !shared.gpu.devices[device].grows(local),
-            None => false,
-        }
+/// Prepares the driver for its next launch. Returns whether that succeeded.
+fn get_ready(session: &mut Session, shared: &Shared) -> bool {
+    match session.flow.wants.take() {
+        Some(Want::Function(handle)) => take_function(session, shared, handle).is_ok(),
+        // On another side the limit may be lower; the launch then reports the error.
+        Some(Want::Local(device, local)) => !shared.gpu.devices[device].grows(local),
+        None => false,
     }
 }
