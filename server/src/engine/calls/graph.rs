@@ -5,10 +5,10 @@
 //! kind.
 
 mod described;
-pub mod exec;
-pub mod node;
+pub(super) mod exec;
+pub(super) mod node;
 pub mod saved;
-pub mod shown;
+pub(super) mod shown;
 
 use super::reply::{Reply, number};
 use crate::engine::base::bounds;

@@ -1,5 +1,6 @@
 //! Handlers of all messages. The files have the names of the shim's.
 
+pub mod alone;
 pub mod array;
 pub mod capture;
 pub mod context;

@@ -8,6 +8,7 @@
 use crate::engine::base::call::Incoming;
 use crate::engine::base::graph_turns::session::end_graph_turn;
 use crate::engine::base::printing::session::stop_printing;
+use crate::engine::calls::alone::must_be_alone;
 use crate::engine::calls::memory::finish_releases;
 use crate::engine::calls::pool::trim_pools;
 use crate::engine::calls::stream::reap_streams;
@@ -29,7 +30,6 @@ use crate::engine::scheduling::suspending::{
 use crate::engine::scheduling::visit::Visit;
 use crate::engine::session::Session;
 use crate::engine::session::suspension::Order;
-use crate::engine::threads::gate::run::must_be_alone;
 use crate::engine::threads::lanes::Dispatcher;
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::slow::SlowTask;

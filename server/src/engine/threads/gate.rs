@@ -2,7 +2,8 @@
 //!
 //! For a module load, the first use of a library's function or a launch that needs more local memory than any before,
 //! the driver waits for all queued work of the context, of every client, and blocks all submissions meanwhile. So a
-//! session whose next call is one of these ([`run::must_be_alone`]) waits here while the others continue.
+//! session whose next call is one of these ([`crate::engine::calls::alone::must_be_alone`]) waits here while the others
+//! continue.
 //! Meanwhile, streams that have long work in flight and kernels known to be long are deferred. When no long work is
 //! left, all submissions are held back for the moment that the rest takes to finish, all calls waiting here are made at
 //! once, and all sessions continue.

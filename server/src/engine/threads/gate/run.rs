@@ -6,14 +6,12 @@ use crate::engine::base::moment::{Moment, SHORT_LOOK, Want};
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side::{self, Side};
 use crate::engine::base::waits::{Blockers, LEFT};
-use crate::engine::calls::context::raises_limit;
+use crate::engine::calls::alone::must_be_alone;
 use crate::engine::calls::function::take_function;
-use crate::engine::calls::module::{device_of, loads_module};
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::host::SCRATCH;
 use crate::engine::objects::pace::VERY_LONG;
 use crate::engine::objects::pace::session::publish_pace;
-use crate::engine::objects::streams::clamped;
 use crate::engine::scheduling::dispatch::{self, Step};
 use crate::engine::scheduling::moving::{bring_images, has_images_as_new, may_move, move_to};
 use crate::engine::scheduling::own_context::stay_in_shared_context;
@@ -26,9 +24,7 @@ use mpsshim_api::cuda::CUresult;
 use mpsshim_control::panics;
 use mpsshim_model::client::ClientInfo;
 use mpsshim_model::limits::MOST_BLOCKERS;
-use mpsshim_proto::message::image::KernelAttribute;
-use mpsshim_proto::message::{FunctionAttribute, GetFunction, Named, Op, StreamCreate};
-use mpsshim_proto::ops::Gate as Condition;
+use mpsshim_proto::message::Op;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -572,111 +568,6 @@ pub fn end_wait(session: &mut Session, shared: &Shared) {
     if let Some(wait) = session.shared.waits.end() {
         session.record_wait(shared, &wait);
     }
-}
-
-/// Whether a message makes a driver call that waits for all work in flight and blocks the other sessions meanwhile.
-#[inline]
-pub fn must_be_alone(session: &mut Session, shared: &Shared, message: Incoming<'_>) -> bool {
-    if session.flow.moment.is_some() {
-        return false;
-    }
-    match message.op.gate() {
-        Condition::Never => false,
-        Condition::Always => true,
-        Condition::NewModule => loads_module(session, shared, message),
-        Condition::NewFunction => !knows_function(session, shared, message),
-        Condition::Variable(at) => loads_for_variable(session, message, at),
-        Condition::NewImage => enumerates_unloaded(session, message),
-        Condition::HigherLimit => raises_limit(shared, message),
-        Condition::KernelAttribute => sets_of_unloaded(session, shared, message),
-        Condition::FunctionAttribute => sets_of_other(session, shared, message),
-        Condition::NewStream => creates_stream(session, shared, message),
-    }
-}
-
-fn knows_function(session: &Session, shared: &Shared, message: Incoming<'_>) -> bool {
-    let Ok(body) = message.body::<GetFunction>() else {
-        return true;
-    };
-    let Ok(image) = session.objects.image(body.parent) else {
-        return true;
-    };
-    if body.function == 0 {
-        return image.is_loaded();
-    }
-    let name = message.name::<GetFunction>();
-    let device = device_of(session, shared, body.parent, body.device);
-    match (name, device) {
-        (Ok(name), Ok(device)) => image.knows(&(name.into(), device)),
-        _ => true,
-    }
-}
-
-/// Whether taking the address of a variable loads an image: the client then needs a private instance.
-fn loads_for_variable(session: &Session, message: Incoming<'_>, handle_at: usize) -> bool {
-    let image = session.objects.image(message.word(handle_at));
-    image.is_ok_and(|image| image.is_with_others() || !image.is_loaded())
-}
-
-fn sets_of_unloaded(session: &Session, shared: &Shared, message: Incoming<'_>) -> bool {
-    let Ok(body) = message.body::<KernelAttribute>() else {
-        return false;
-    };
-    let Ok(library) = session.objects.libraries.get(body.library) else {
-        return false;
-    };
-    if body.set == 0 || !library.is_loaded() {
-        return body.set != 0;
-    }
-    let (name, device) = (
-        message.name::<KernelAttribute>(),
-        shared.gpu.device(body.device),
-    );
-    let (Ok(name), Ok(device)) = (name, device) else {
-        return false;
-    };
-    let (key, set) = ((name.into(), device.ordinal), (body.attribute, body.value));
-    library.is_tracked() && library.loads_to_take(&shared.images, &key, Some((set, true)))
-}
-
-/// Whether setting a function attribute loads another instance, because no existing one has that value.
-fn sets_of_other(session: &Session, shared: &Shared, message: Incoming<'_>) -> bool {
-    let body = message.body::<FunctionAttribute>();
-    let found = body.and_then(|body| {
-        let function = session.objects.functions.get(body.function)?;
-        let set = (body.attribute, body.value);
-        Ok((session.objects.image(function.image)?, &function.key, set))
-    });
-    found.is_ok_and(|(image, key, set)| {
-        image.is_tracked() && image.loads_to_take(&shared.images, key, Some((set, false)))
-    })
-}
-
-/// Whether a new stream is not served from the streams kept for reuse: the driver may allocate a hardware queue for
-/// it.
-fn creates_stream(session: &Session, shared: &Shared, message: Incoming<'_>) -> bool {
-    let Ok(body) = message.body::<StreamCreate>() else {
-        return false;
-    };
-    let priority = clamped(body.priority);
-    let Ok(device) = shared.gpu.device(body.device) else {
-        return false;
-    };
-    let part = session.objects.places.get(device.ordinal.index());
-    !match (body.green, part.and_then(Option::as_ref)) {
-        (0, None) => device.has_stream(priority),
-        (0, Some(part)) => part.has_stream(priority),
-        (green, _) => match session.objects.greens.get(green) {
-            Ok(green) => green.has_stream(priority),
-            Err(_) => true,
-        },
-    }
-}
-
-fn enumerates_unloaded(session: &Session, message: Incoming<'_>) -> bool {
-    let body = message.body::<Named>();
-    let image = body.and_then(|body| Ok(session.objects.image(body.parent)?));
-    image.is_ok_and(|image| !image.is_loaded())
 }
 
 /// Names the call for which it waits, for the log.
