@@ -10,7 +10,7 @@ Scenarios, and --only's names:
     alternate   two programs that hold 60% of the device each and work in turns of --seconds
     both        the same two programs, both always busy
     servers     three programs that hold 40% each, a request every two seconds, in turn
-    resident    a program with 256 MiB that always works, beside the programs of `alternate`
+    resident    a program with 256 MiB and rounds of 0.2 ms, beside moves of 40% of the device
 
 "Of one after the other" is the sum of the work of both programs, each relative to its rate alone. Natively and under
 NVIDIA MPS these programs do not start, for want of memory: --systems native,nvidia,mpsshim shows it. Each client checks
@@ -64,9 +64,12 @@ SCENARIOS = {
         Row("servers_goal", "size / 50 GB/s + 100 ms", "s", 2),
     ),
     "resident": (
-        Row("resident_rate", "a program with 256 MiB beside two that work in turn: its rate, of alone", "%", 1),
-        Row("resident_longest", "its longest round; alone:", "ms", 1),
-        Row("resident_alone_longest", "", "ms", 1),
+        Row("resident_alone_longest", "rounds of 0.2 ms, alone: longest", "ms", 1),
+        Row("resident_first_rate", "beside the first move of 40% of the device: rate, of alone", "%", 1),
+        Row("resident_first_longest", "longest round", "ms", 1),
+        Row("resident_rate", "beside further moves, out and back all the time: rate, of alone", "%", 1),
+        Row("resident_longest", "longest round", "ms", 1),
+        Row("resident_moved", "moved meanwhile", "GB/s", 1),
     ),
 }
 
@@ -104,11 +107,11 @@ class Scenarios:
             for client in self.clients:
                 client.kill()
 
-    def start(self, *fractions, pause=None):
+    def start(self, *fractions, products=None):
         """Clients that hold these parts of the device's memory, started one after the other; all are ready."""
         started = []
         for fraction in fractions:
-            command = [self.options.python, CLIENT, "-", "0", str(fraction), *([str(pause)] if pause else [])]
+            command = [self.options.python, CLIENT, "-", "0", str(fraction), *([] if products is None else [str(products)])]
             client = Client(self.processes, self.system, command, f"client of {fraction:.0%}")
             self.clients.append(client)
             started.append(client)
@@ -194,23 +197,27 @@ class Scenarios:
         }
 
     def resident(self):
-        (resident,) = self.start((256 << 20) / self.options.total)
+        (resident,) = self.start((256 << 20) / self.options.total, products=0)
         (alone,) = self.stretch(self.options.seconds, resident)
-        clients = self.start(0.6, 0.6)
-        start = time.time() + AHEAD
-        span = 2 * self.options.turns * self.options.seconds / 2
-        resident.begin(start, span)
-        for _ in range(self.options.turns):
-            for client in clients:
-                # A round, which brings the memory back; then idle, so that only the moves are beside the resident client.
-                self.stretch(0, client)
-                time.sleep(max(0.0, self.options.seconds / 2 - 2))
-        values = resident.result(time.monotonic() + span + LATE, "rounds_per_s", "longest_ms")
-        return {
-            "resident_rate": 100 * values["rounds_per_s"] / alone["rounds_per_s"],
-            "resident_longest": values["longest_ms"],
-            "resident_alone_longest": alone["longest_ms"],
-        }
+        (moving,) = self.start(0.4)
+        self.stretch(0, moving)
+        values = {"resident_alone_longest": alone["longest_ms"]}
+        for name in ("resident_first", "resident"):
+            seconds = self.options.seconds
+            resident.begin(time.time(), seconds)
+            began, bytes_moved = time.monotonic(), 0
+            while time.monotonic() < began + seconds - 1:
+                self.order("suspend_client", moving)
+                self.order("resume_client", moving)
+                bytes_moved += 2 * 0.4 * self.options.total
+                if name == "resident_first":
+                    break
+            span = time.monotonic() - began
+            found = resident.result(time.monotonic() + seconds + LATE, "rounds_per_s", "longest_ms")
+            values[f"{name}_rate"] = 100 * found["rounds_per_s"] / alone["rounds_per_s"]
+            values[f"{name}_longest"] = found["longest_ms"]
+            values["resident_moved"] = bytes_moved / span / 1e9
+        return values
 
 
 class Report(reports.ScenarioReport):

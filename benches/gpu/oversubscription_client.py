@@ -1,11 +1,11 @@
 """A program that holds a part of the device's memory, works on it when told to, and checks each byte of it at the end.
 
-    oversubscription_client.py START SECONDS FRACTION [PAUSE_MS]
+    oversubscription_client.py START SECONDS FRACTION [PRODUCTS]
 
 A client of benches/gpu/oversubscription.py. START is as in queueing_bert.py. FRACTION is the part of the device's memory
-that it allocates, in tensors of 256 MiB. A round adds 1 to every tensor and multiplies two matrices, then waits. Each time
+that it allocates, in tensors of 256 MiB. A round adds 1 to every tensor and multiplies matrices, then waits. Each time
 it prints the number of rounds, the time of the first and of the longest one in ms, and the number of tensors with a wrong
-value. SECONDS of 0 is one round. With PAUSE_MS it pauses after each round. Needs PyTorch.
+value. SECONDS of 0 is one round. PRODUCTS is the number of products in a round, 40 by default. Needs PyTorch.
 """
 
 import sys
@@ -20,7 +20,7 @@ SIDE, PRODUCTS = 4096, 40
 
 
 def main():
-    fraction, pause = float(sys.argv[3]), float(sys.argv[4]) / 1e3 if len(sys.argv) > 4 else 0.0
+    fraction, products = float(sys.argv[3]), int(sys.argv[4]) if len(sys.argv) > 4 else PRODUCTS
     total = torch.cuda.get_device_properties(0).total_memory
     count = max(1, int(total * fraction) // TENSOR)
     words = TENSOR // 4
@@ -33,7 +33,7 @@ def main():
         nonlocal rounds
         for tensor in tensors:
             tensor.add_(1)
-        for _ in range(PRODUCTS):
+        for _ in range(products):
             torch.mm(factor, factor, out=product)
         rounds += 1
         torch.cuda.synchronize()
@@ -53,7 +53,6 @@ def main():
             took.append(time.perf_counter() - began)
             if time.perf_counter() >= begin + seconds:
                 break
-            time.sleep(pause)
         span = time.perf_counter() - begin
         values = {"rounds": len(took), "rounds_per_s": len(took) / span, "first_ms": took[0] * 1e3}
         return values | {"longest_ms": max(took) * 1e3, "bytes": count * TENSOR, "wrong": wrong() if seconds == 0 else 0}

@@ -268,6 +268,9 @@ pub struct Server {
     /// Pinned host memory that all clients of a user may have together, also by user
     #[arg(long, value_name = "AMOUNTS", default_value_t)]
     pub host_memory: HostMemory,
+    /// Directory for device memory that moves and finds no room in pinned host memory
+    #[arg(long, value_name = "PATH")]
+    pub moved_memory_directory: Option<PathBuf>,
     /// How completion markers are signalled to waiting clients
     #[arg(long, value_name = "KIND", default_value_t, value_enum)]
     pub marks: MarkKind,

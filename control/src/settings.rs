@@ -10,9 +10,9 @@ pub use given::{
 };
 pub use mpsshim_proto::environment::{
     CONFIG, COPY_THREADS, CUDA_LIBRARY, DISABLE, HOST_MEMORY, LIBRARY, LOG, LOG_DIRECTORY,
-    MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE, NOTICES, NVML_LIBRARY,
-    OVERSUBSCRIPTION, PIPE_DIRECTORY, QUARANTINE, REQUIRED, SCHEDULING, SERVER, STANDBY,
-    STATIC_PARTITIONING, TURNS,
+    MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE, MOVED_MEMORY_DIRECTORY, NOTICES,
+    NVML_LIBRARY, OVERSUBSCRIPTION, PIPE_DIRECTORY, QUARANTINE, REQUIRED, SCHEDULING, SERVER,
+    STANDBY, STATIC_PARTITIONING, TURNS,
 };
 
 use crate::defaults::Defaults;
@@ -174,6 +174,16 @@ pub const TABLE: &[Setting] = &[
                   as 64G, or a percentage of the machine's memory, or of the limit of the server's memory cgroup if that is \
                   less; also by user, as in `75%,1000=64G`. It includes registered memory, managed memory that is in host \
                   memory, and segments. Beyond it, allocations fail with CUDA_ERROR_OUT_OF_MEMORY. Read by the daemon.",
+    },
+    Setting {
+        name: MOVED_MEMORY_DIRECTORY,
+        key: Some("moved_memory_directory"),
+        default: "none",
+        meaning: "Directory for device memory of suspended clients and of clients that make room (see `oversubscription`) that \
+                  finds no room within `host_memory`. The server writes it to files without names, which take no space any \
+                  more when the memory is back or the client has ended. Choose a local disk: a server that is replaced opens \
+                  the files again, and reading them back takes as long as the disk needs. Not set: such memory stays on the \
+                  device. Read by the daemon.",
     },
     Setting {
         name: MARKS,
@@ -365,6 +375,8 @@ pub struct Settings {
     pub max_spin_us: u64,
     /// [`HOST_MEMORY`].
     pub host_memory: HostMemory,
+    /// [`MOVED_MEMORY_DIRECTORY`].
+    pub moved_memory_directory: Option<PathBuf>,
     /// [`MARKS`].
     pub marks: MarkKind,
     /// [`MODE`].
@@ -473,6 +485,7 @@ impl Settings {
             max_clients: get(MAX_CLIENTS).map_or(Ok(DEFAULT_MAX_CLIENTS), positive)?,
             max_spin_us: get(MAX_SPIN).map_or(Ok(DEFAULT_MAX_SPIN_US), spin)?,
             host_memory: get(HOST_MEMORY).map_or(Ok(HostMemory::default()), host_memory)?,
+            moved_memory_directory: path(MOVED_MEMORY_DIRECTORY)?,
             marks: get(MARKS).map_or(Ok(MarkKind::default()), word)?,
             mode: get(MODE).map(mode).transpose()?,
             turns: get(TURNS).map_or(Ok(TurnPolicy::default()), word)?,

@@ -174,6 +174,9 @@ impl Launcher {
             .args(["--host-memory", &self.settings.host_memory.to_string()])
             .args(["--marks", &settings::name_of(&self.settings.marks)])
             .stdin(theirs);
+        if let Some(directory) = &self.settings.moved_memory_directory {
+            command.arg("--moved-memory-directory").arg(directory);
+        }
         if let Some(program) = quarantined {
             let program = serde_json::to_string(program).map_err(io::Error::from)?;
             command.args(["--quarantined", &program]);

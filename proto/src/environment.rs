@@ -50,14 +50,17 @@ names! {
     MAX_SPIN = "MPSSHIM_MAX_SPIN_US";
     /// Pinned host memory of the clients of a user.
     HOST_MEMORY = "MPSSHIM_HOST_MEMORY";
+    /// Directory for device memory that finds no room in pinned host memory.
+    MOVED_MEMORY_DIRECTORY = "MPSSHIM_MOVED_MEMORY_DIRECTORY";
     /// How completion markers are signalled.
     MARKS = "MPSSHIM_MARKS";
     /// Proxy or direct.
     MODE = "MPSSHIM_MODE";
     /// When clients in direct mode take turns.
     TURNS = "MPSSHIM_TURNS";
-    /// In which order the kernels of clients in proxy mode are served.
+    /// Whether clients may have more device memory together than the device has.
     OVERSUBSCRIPTION = "MPSSHIM_OVERSUBSCRIPTION";
+    /// In which order the kernels of clients in proxy mode are served.
     SCHEDULING = "MPSSHIM_SCHEDULING";
     /// Whether programs that may have caused a fault are quarantined.
     QUARANTINE = "MPSSHIM_QUARANTINE";

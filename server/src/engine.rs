@@ -96,8 +96,9 @@ impl Engine {
         let host_memory = config.host_memory.clone();
         let partitions = config.partitions.clone();
         let opened = (driver, devices, arena);
-        let gpu = Gpu::new(opened, printing, keeping, settings, host_memory)
+        let mut gpu = Gpu::new(opened, printing, keeping, settings, host_memory)
             .context("the server's flags")?;
+        gpu.directory = config.moved_memory_directory.clone();
         // SAFETY: no handler is installed. A client causes this signal if it opens a file on which `shm::is_sole` holds
         // a lease.
         unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
@@ -256,9 +257,10 @@ impl Engine {
         all
     }
 
-    /// Unloads images without clients at the next quiescent point.
-    pub fn unload_images(&self) {
+    /// Unloads images without clients, and gives back pinned memory kept for moves, at the next quiescent point.
+    pub fn give_back_unused(&self) {
         self.shared.images.give_up_residents();
+        self.shared.release_all_move_pools();
     }
 
     /// Starts or stops tracing; returns when everything recorded has been delivered.

@@ -58,6 +58,8 @@ pub struct HostingConfig {
     pub partitions: Option<Partitions>,
     /// Pinned host memory that the clients of each user may have.
     pub host_memory: HostMemory,
+    /// Directory for device memory that moves and finds no room in pinned memory.
+    pub moved_memory_directory: Option<PathBuf>,
     /// How long an idle dispatch thread of the engine polls for calls before it sleeps, at most.
     pub max_spin: Duration,
     /// How long an unused further context of a device is kept.
@@ -72,6 +74,7 @@ impl HostingConfig {
             launch_run: self.launch_run,
             partitions: self.partitions.clone(),
             host_memory: self.host_memory.clone(),
+            moved_memory_directory: self.moved_memory_directory.clone(),
             max_spin: self.max_spin,
             further_context: self.further_context,
         }
@@ -171,10 +174,10 @@ impl Hosting {
         }
     }
 
-    /// Unloads images that are no longer used by a client.
-    pub fn unload_images(&self) {
+    /// Unloads images that no client uses any more, and gives back pinned memory kept for moves.
+    pub fn give_back_unused(&self) {
         if let Proxy::Running(engine) = &self.parts.lock().proxy {
-            engine.unload_images();
+            engine.give_back_unused();
         }
     }
 

@@ -49,13 +49,15 @@ pub enum Kind {
     Physical = 8,
     /// Small contents of images, by a number of its own.
     Pack = 9,
+    /// File with the content of device memory, by the memory's address.
+    Stored = 10,
 }
 
 /// Changes with the meaning of the kinds.
-pub const FORMAT: u64 = 2;
+pub const FORMAT: u64 = 3;
 
 impl Kind {
-    const ALL: [Kind; 9] = [
+    const ALL: [Kind; 10] = [
         Kind::Description,
         Kind::Segment,
         Kind::Bell,
@@ -65,6 +67,7 @@ impl Kind {
         Kind::Content,
         Kind::Physical,
         Kind::Pack,
+        Kind::Stored,
     ];
     /// Kinds of which each session has exactly one.
     pub const OF_SESSION: [Kind; 4] = [Kind::Description, Kind::Segment, Kind::Bell, Kind::Socket];

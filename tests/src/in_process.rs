@@ -58,6 +58,7 @@ impl InProcess {
             launch_run: LAUNCH_RUN,
             partitions: None,
             host_memory: HostMemory::default(),
+            moved_memory_directory: None,
             max_spin: Duration::from_micros(settings::DEFAULT_MAX_SPIN_US),
             further_context: Duration::from_secs(15),
         };
@@ -154,7 +155,7 @@ impl InProcess {
     ///
     /// Descriptions of parts of a device are left out: CUDA has no call that ends one.
     pub fn counts(&self) -> Counts {
-        self.host.unload_images();
+        self.host.give_back_unused();
         let mut counts = self.given_out();
         let kept = self.host.kept();
         for (name, kept) in [

@@ -115,6 +115,7 @@ fn run(options: &Server, link: Link, settings: Settings) -> anyhow::Result<End> 
         marks: options.marks,
         launch_run: options.launch_run,
         host_memory: options.host_memory.clone(),
+        moved_memory_directory: options.moved_memory_directory.clone(),
         max_spin: Duration::from_micros(options.max_spin_us),
         further_context: Duration::from_millis(options.further_context_ms),
     };

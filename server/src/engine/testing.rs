@@ -293,6 +293,7 @@ impl Fixture {
             marks: MarkKind::Written,
             launch_run: LAUNCH_RUN,
             host_memory,
+            moved_memory_directory: None,
             max_spin: Duration::ZERO,
             further_context: Duration::from_secs(1),
         };

@@ -6,6 +6,7 @@ use mpsshim_tests::peer::Peer;
 use mpsshim_tests::programs::{Running, client, preloaded, succeed};
 use mpsshim_tests::scene::{Scene, control, daemon, daemon_with};
 use mpsshim_tests::survivors::{Survivor, kill_server, server};
+use std::process::Command;
 
 /// `suspend_client` or `resume_client` for a process, with these options.
 fn move_memory(
@@ -37,13 +38,15 @@ fn suspend(place: &Place, survivor: &Survivor) -> u64 {
     moved_out
 }
 
-/// The column `moved_out_memory` of `ps` for a process.
+/// A column of `ps` for a process, a number.
+fn column(place: &Place, pid: u32, name: &str) -> u64 {
+    let (rows, pid) = (place.ps(), pid.to_string());
+    let row = rows.iter().find(|row| row["pid"] == pid);
+    row.expect("a client")[name].parse().expect("a number")
+}
+
 fn moved_out(place: &Place, pid: u32) -> u64 {
-    let rows = place.ps();
-    let row = rows.iter().find(|row| row["pid"] == pid.to_string());
-    row.expect("a client")["moved_out_memory"]
-        .parse()
-        .expect("a number")
+    column(place, pid, "moved_out_memory")
 }
 
 #[test]
@@ -187,6 +190,143 @@ fn without_host_memory_nothing_is_moved() {
     let why = why.expect_err("no room");
     assert!(why.ends_with("(MPSSHIM_HOST_MEMORY)"), "{why}");
     survivor.round();
+    survivor.end();
+}
+
+/// Bytes of a block of several pieces of moved memory, of which a survivor writes one.
+const SPARSE: u64 = 192 << 20;
+
+#[test]
+fn memory_that_is_zero_takes_no_host_memory() {
+    let mut scene = Scene::new();
+    let place = &scene.place;
+    let mut survivor = Survivor::start(place);
+    let pid = survivor.program.pid();
+    let ask = format!("sparse {SPARSE}");
+    assert_eq!(survivor.ask(&ask), "sparse");
+    for _ in 0..3 {
+        let before = column(place, pid, "pinned_host_memory");
+        let bytes = suspend(place, &survivor);
+        let taken = column(place, pid, "pinned_host_memory") - before;
+        assert!(bytes > SPARSE && taken < SPARSE / 2, "{taken} of {bytes}");
+        assert_eq!(survivor.ask(&ask), "sparse");
+        survivor.round();
+    }
+    survivor.end();
+    scene.is_as_before();
+}
+
+#[test]
+fn memory_beyond_the_host_s_goes_to_the_directory() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().to_str().expect("a path");
+    let place = daemon_with(&[
+        ("MPSSHIM_HOST_MEMORY", "16M"),
+        ("MPSSHIM_MOVED_MEMORY_DIRECTORY", path),
+    ]);
+    let mut survivor = Survivor::start(&place);
+    let ask = format!("sparse {SPARSE}");
+    assert_eq!(survivor.ask(&ask), "sparse");
+    for round in 0..4 {
+        suspend(&place, &survivor);
+        match round {
+            1 => drop(kill_server(&place)),
+            2 => {
+                let old = server(&place).expect("a server").to_string();
+                let done = place.control(&["restart_server", &old]);
+                assert_eq!(done.code, 0, "{}", done.out);
+            }
+            _ => {}
+        }
+        survivor.round();
+        assert_eq!(survivor.ask(&ask), "sparse");
+    }
+    suspend(&place, &survivor);
+    let mut names = std::fs::read_dir(path).expect("the directory");
+    assert!(names.next().is_none(), "the files have no names");
+    survivor.end();
+}
+
+/// A file system of this size, until it is dropped; `None` if there can be none here.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new(size: &str) -> Option<SmallDisk> {
+        let directory = tempfile::tempdir().expect("a directory");
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"]);
+        let done = command.arg(directory.path()).output().ok()?;
+        done.status.success().then_some(SmallDisk(directory))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // A server that still ends has files open there.
+        let mut command = Command::new("umount");
+        let _ = command.arg("--lazy").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_directory_that_is_full_or_not_there_loses_nothing() {
+    let disk = SmallDisk::new("1m");
+    if disk.is_none() {
+        eprintln!("no file system can be mounted here: a full one is not tested");
+    }
+    let full = disk
+        .as_ref()
+        .map(|disk| disk.0.path().to_str().expect("a path"));
+    let places = [
+        ("/nowhere", "No such file or directory"),
+        (
+            full.unwrap_or("/nowhere"),
+            full.map_or("No such file", |_| "No space left on device"),
+        ),
+    ];
+    for (path, why) in places {
+        let place = daemon_with(&[
+            ("MPSSHIM_HOST_MEMORY", "16M"),
+            ("MPSSHIM_MOVED_MEMORY_DIRECTORY", path),
+        ]);
+        let mut survivor = Survivor::start(&place);
+        survivor.round();
+        let refused = move_memory(&place, "suspend_client", survivor.program.pid(), &[]);
+        let said = refused.expect_err("no room");
+        let expected = format!("there is not enough host memory, and {path}: {why}");
+        assert!(said.contains(&expected), "{said}");
+        survivor.round();
+        survivor.end();
+    }
+}
+
+#[test]
+fn clients_that_move_in_turn_use_the_same_pinned_memory() {
+    // Enough for one of them.
+    let place = daemon_with(&[("MPSSHIM_HOST_MEMORY", "64M")]);
+    let mut survivors = [(); 3].map(|()| Survivor::start(&place));
+    for _ in 0..3 {
+        for survivor in &mut survivors {
+            suspend(&place, survivor);
+            survivor.round();
+        }
+    }
+    survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
+fn memory_that_is_kept_for_moves_is_given_to_programs_that_pin_memory() {
+    let place = daemon_with(&[("MPSSHIM_HOST_MEMORY", "128M")]);
+    let mut survivor = Survivor::start(&place);
+    suspend(&place, &survivor);
+    survivor.round();
+    // More than is left beside that which is kept.
+    let mut other = Peer::connect(&control(&place)).expect("a client");
+    other.attach().expect("attached");
+    let bytes = 104 << 20;
+    let pinned = other.pinned(bytes).expect("pinned memory");
+    assert_eq!(pinned.0.len, bytes);
+    drop(other);
     survivor.end();
 }
 

@@ -18,7 +18,7 @@ macro_rules! for_each_kind {
             /// A message that changes an object. Only a later one with identical content replaces it.
             Sets = 3: 1, Objects, WithObject;
             /// Device memory; the key is its address.
-            Memory = 5: 3, Objects, Alone;
+            Memory = 5: 4, Objects, Alone;
             /// Pinned memory; the key is its address.
             Host = 7: 2, Objects, Alone;
             /// A reservation of addresses; the key is the first.

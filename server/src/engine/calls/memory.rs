@@ -327,8 +327,18 @@ fn new_block(
             if let Some(block) = gpu.take_spare_block(payers, len)? {
                 return Ok(block);
             }
+            let since = session.flow.short_of_pinned_since;
             let pin = pin(session, shared, len)?;
-            gpu.begin_block((&session.account, &own.held_files), pin, len)?
+            let begun = gpu.begin_block((&session.account, &own.held_files), pin, len);
+            if begun.is_err() {
+                // The machine may be short of memory that is kept for moves.
+                session.flow.short_of_pinned_since = since;
+                let is_kept = shared.release_all_move_pools();
+                if (is_kept || since.is_some()) && waits_for_pinned(session, shared) {
+                    return Err(CallError::Full);
+                }
+            }
+            begun?
         }
     };
     let is_populated = begun.populate(|| {
@@ -360,17 +370,31 @@ pub fn pin(session: &mut Session, shared: &Shared, bytes: u64) -> Result<Pin, Ca
         }
         Err(beyond) => beyond,
     };
-    let since = session.flow.short_of_pinned_since;
-    if beyond.is_temporary && since.is_none_or(|since| since.elapsed() < PATIENCE) {
-        session.flow.short_of_pinned_since = since.or_else(|| Some(Instant::now()));
-        // Unregistering needs a quiescent point, so the session must not seem at work.
-        session.say_whether_at_work(&shared.gpu);
-        std::thread::sleep(SETTLING);
+    if beyond.is_temporary {
+        shared.release_move_pool(session.shared.info.uid, 0);
+    }
+    if beyond.is_temporary && waits_for_pinned(session, shared) {
         return Err(CallError::Full);
     }
     session.flow.short_of_pinned_since = None;
     tracing::warn!("Client {}: {beyond}", session.shared.info);
     Err(CUDA_ERROR_OUT_OF_MEMORY.into())
+}
+
+/// Lets a message wait a moment for pinned memory to be unregistered. Returns `false` once it has waited for long enough.
+fn waits_for_pinned(session: &mut Session, shared: &Shared) -> bool {
+    let since = *session
+        .flow
+        .short_of_pinned_since
+        .get_or_insert_with(Instant::now);
+    if since.elapsed() >= PATIENCE {
+        session.flow.short_of_pinned_since = None;
+        return false;
+    }
+    // Unregistering needs a quiescent point, so the session must not seem at work.
+    session.say_whether_at_work(&shared.gpu);
+    std::thread::sleep(SETTLING);
+    true
 }
 
 /// Removes spare pinned memory beyond the limit for reuse, oldest first.

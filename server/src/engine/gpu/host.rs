@@ -153,6 +153,12 @@ impl HostBlock {
     pub fn len(&self) -> u64 {
         self.registration.mapping().len() as u64
     }
+    /// The content. No other process may have it mapped, and the device must not write it meanwhile.
+    pub fn bytes(&self) -> &[u8] {
+        let mapping = self.registration.mapping();
+        // SAFETY: the mapping has that many bytes, and nothing writes them.
+        unsafe { std::slice::from_raw_parts(mapping.base(), mapping.len()) }
+    }
 }
 
 /// The arena's address range in this process.

@@ -12,6 +12,7 @@ pub mod host;
 pub mod kept_streams;
 pub mod managed_arena;
 pub mod managed_image;
+pub mod moved;
 pub mod open;
 pub mod partition;
 pub mod spare;
@@ -32,6 +33,7 @@ use crate::engine::base::side::{self, SIDES, Side};
 use crate::engine::gpu::devices::{Device, Devices, Grant};
 use crate::engine::gpu::green::GreenRef;
 use crate::engine::gpu::host::{BegunBlock, HostArena, HostBlock, Paid, ServerFlags};
+use crate::engine::gpu::moved::MovePool;
 use crate::engine::gpu::partition::{Ground, Place};
 use crate::engine::gpu::spare::Spare;
 use crate::engine::gpu::virtual_arena::VirtualArena;
@@ -43,6 +45,7 @@ use mpsshim_model::partitions::{self, Partitions};
 use mpsshim_model::policy::MarkKind;
 use mpsshim_proto::handshake::SM_PARTITION;
 use std::collections::BTreeSet;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
@@ -92,6 +95,10 @@ pub struct Gpu {
     pub pinned: Pinned,
     /// Registered memory without a user.
     pub spare: Spare,
+    /// Pinned memory kept for moves of device memory.
+    pub move_pool: MovePool,
+    /// Directory for device memory that moves and finds no room in pinned memory.
+    pub directory: Option<PathBuf>,
     /// Whether the contexts are sound.
     pub health: Health,
     /// Descriptors kept for the next server.
@@ -136,6 +143,8 @@ impl Gpu {
             held_files: Rations::of_files(),
             pinned: Pinned::new(host_memory),
             spare: Spare::default(),
+            move_pool: MovePool::default(),
+            directory: None,
             health: Health::default(),
             keeping,
             calm: Default::default(),

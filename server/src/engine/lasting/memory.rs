@@ -2,28 +2,30 @@
 
 use super::{Lasting, Lost, Making, failed};
 use crate::engine::base::description::Record;
+use crate::engine::base::keeping::Keeping;
 use crate::engine::base::kinds::Kind;
 use crate::engine::gpu::devices::Grant;
 use crate::engine::gpu::host::{HostBlock, Paid};
+use crate::engine::gpu::moved::{self, Content, Piece, Placed, Store};
 use crate::engine::images::ImageStore;
 use crate::engine::lasting::{describe, describe_gone};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use crate::keeper::{self, Name};
-use mpsshim_api::cuda::CUresult;
+use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUresult};
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 /// State of a record of device memory; the key is the address.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceMemory {
     /// Bytes.
     pub len: u64,
     /// The server's ordinal of the device.
     pub device: u32,
-    /// Address of the host memory with its content, if it has no physical memory on the device.
-    pub evicted_to: Option<u64>,
+    /// Places of the pieces of its content ([`Content::places`]), if it has no physical memory on the device.
+    pub evicted_to: Option<Vec<u64>>,
 }
 
 /// State of a record of pinned memory; the key is the address.
@@ -50,8 +52,8 @@ impl Lasting for Memory {
         session: &mut Session,
         making: &mut Making<'_>,
     ) -> Result<(), Lost> {
-        if let Some(host) = place.evicted_to {
-            return adopt_evicted(record, (place, host), session, making);
+        if let Some(places) = &place.evicted_to {
+            return adopt_evicted(record, (&place, places), session, making);
         }
         let memory = making.take_of(keeper::Kind::Memory, record)?;
         let gpu = &making.shared.gpu;
@@ -95,28 +97,53 @@ impl Lasting for Host {
 /// Makes device memory again whose content is in host memory.
 fn adopt_evicted(
     record: &Record,
-    (memory, host): (DeviceMemory, u64),
+    (memory, places): (&DeviceMemory, &[u64]),
     session: &mut Session,
     making: &mut Making<'_>,
 ) -> Result<(), Lost> {
-    let DeviceMemory { len, device, .. } = memory;
-    let file = making.take(Name::numbered(keeper::Kind::Host, host))?;
-    let place = Place {
+    let DeviceMemory { len, device, .. } = *memory;
+    let failed = failed("its device memory in host memory", record);
+    if !moved::ranges(len).map(drop).eq(places.iter().map(drop)) {
+        return Err(failed(CUDA_ERROR_INVALID_VALUE));
+    }
+    let mut content = Content {
         len,
-        device,
-        managed: false,
+        pieces: Vec::with_capacity(places.len()),
+        file: None,
     };
-    let shared = making.shared;
+    for ((_, len), place) in moved::ranges(len).zip(places) {
+        let piece = match Placed::of(*place) {
+            Placed::Zero => Piece::Zero,
+            Placed::Stored => Piece::Stored,
+            Placed::Pinned(start) => {
+                let file = making.take(Name::numbered(keeper::Kind::Host, start))?;
+                let place = Place {
+                    len,
+                    device,
+                    managed: false,
+                };
+                let block = adopt_host(making.shared, session, start, place, file);
+                Piece::Pinned(block.map_err(&failed)?)
+            }
+        };
+        content.pieces.push(piece);
+    }
+    if places
+        .iter()
+        .any(|place| Placed::of(*place) == Placed::Stored)
+    {
+        let file = making.take(name_of_file(record.key))?;
+        content.file = Some(Store::adopt(file));
+    }
     let adopt = || -> Result<(), CUresult> {
-        let block = adopt_host(shared, session, host, place, file)?;
-        let device = shared.gpu.device(device)?;
+        let device = making.shared.gpu.device(device)?;
         let grant = device.adopt_evicted(&session.account, (record.key, len))?;
         session.objects.grants.insert(record.key, Arc::new(grant));
-        session.objects.evicted.insert(record.key, block);
+        session.objects.evicted.insert(record.key, content);
         note_evicted(session);
         Ok(())
     };
-    adopt().map_err(failed("its device memory in host memory", record))
+    adopt().map_err(failed)
 }
 
 /// Passes new device memory to the keeper and describes it. Binds the session if the keeper does not hold it.
@@ -131,23 +158,30 @@ pub fn describe_memory(session: &mut Session, images: &ImageStore, grant: &Grant
     describe::<Memory>(session, grant.start, &described(grant, None));
 }
 
-/// Passes the host memory with the content of device memory to the keeper and describes it, so that the device memory
-/// is not needed any more. Returns whether the next server could continue with it.
+/// Passes a piece of the content of device memory to the keeper. Returns whether the next server could find it.
+pub fn keep_piece(session: &Session, images: &ImageStore, block: &HostBlock) -> bool {
+    let (keeping, holder) = (&images.gpu.keeping, &session.shared.kept);
+    !session.lasting.kept || keeping.keep(name_of_piece(block), block.file.as_fd(), holder)
+}
+
+/// Describes where the content of device memory is, so that the device memory is not needed any more. The keeper has the
+/// pieces ([`keep_piece`]), and gets the file. Returns whether the next server could continue with it.
 pub fn describe_evicted(
     session: &mut Session,
     images: &ImageStore,
     grant: &Grant,
-    host: &HostBlock,
+    content: &Content,
 ) -> bool {
     if !session.lasting.kept {
         return true;
     }
-    let name = Name::numbered(keeper::Kind::Host, host.start());
     let (keeping, holder) = (&images.gpu.keeping, &session.shared.kept);
-    if !keeping.keep(name, host.file.as_fd(), holder) {
+    if let Some(file) = &content.file
+        && !keeping.keep(name_of_file(grant.start), file.as_fd(), holder)
+    {
         return false;
     }
-    let state = described(grant, Some(host.start()));
+    let state = described(grant, Some(content.places()));
     describe::<Memory>(session, grant.start, &state);
     keeping.forget(Name::numbered(keeper::Kind::Memory, grant.start));
     true
@@ -159,17 +193,34 @@ pub fn describe_refilled(
     session: &mut Session,
     images: &ImageStore,
     grant: &Grant,
-    host: &HostBlock,
+    content: &Content,
 ) {
     describe_memory(session, images, grant);
-    let name = Name::numbered(keeper::Kind::Host, host.start());
-    images.gpu.keeping.forget(name);
+    forget_content(&images.gpu.keeping, grant.start, content);
+}
+
+/// Makes the keeper close the content of device memory at this address.
+pub fn forget_content(keeping: &Keeping, start: u64, content: &Content) {
+    let pieces = content.blocks().map(name_of_piece);
+    pieces.for_each(|name| keeping.forget(name));
+    if content.file.is_some() {
+        keeping.forget(name_of_file(start));
+    }
+}
+
+fn name_of_piece(block: &HostBlock) -> Name {
+    Name::numbered(keeper::Kind::Host, block.start())
+}
+
+/// The name of the file with content of device memory at this address.
+fn name_of_file(start: u64) -> Name {
+    Name::numbered(keeper::Kind::Stored, start)
 }
 
 /// Publishes how much of its device memory is in host memory.
 pub fn note_evicted(session: &Session) {
-    let blocks = session.objects.evicted.values();
-    let bytes = blocks.map(HostBlock::len).sum();
+    let contents = session.objects.evicted.values();
+    let bytes = contents.map(|content| content.len).sum();
     session.shared.suspension.note_moved(bytes);
 }
 
@@ -198,7 +249,7 @@ pub fn describe_host_end(session: &mut Session, images: &ImageStore, start: u64)
 }
 
 /// The state of a record of this device memory.
-fn described(grant: &Grant, evicted_to: Option<u64>) -> DeviceMemory {
+fn described(grant: &Grant, evicted_to: Option<Vec<u64>>) -> DeviceMemory {
     DeviceMemory {
         len: grant.len,
         device: grant.device.into(),

@@ -10,5 +10,6 @@ pub mod patience;
 pub mod reaper;
 pub mod resting;
 pub mod suspending;
+pub mod transfers;
 pub mod visit;
 pub mod watcher;

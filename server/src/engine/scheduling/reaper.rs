@@ -13,7 +13,9 @@ use crate::engine::base::side::Side;
 use crate::engine::calls::array::take_arrays;
 use crate::engine::calls::capture::abandon_captures;
 use crate::engine::calls::module::forget_offer;
+use crate::engine::gpu::moved::Content;
 use crate::engine::images::instances::Image;
+use crate::engine::lasting::memory::forget_content;
 use crate::engine::lasting::virtual_memory::name_of_physical;
 use crate::engine::objects::awaited::release::Release;
 use crate::engine::scheduling::moving::forget_brought;
@@ -235,13 +237,13 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     if let Some(begun) = session.objects.host_begun.take() {
         shared.gpu.arena.abandon(begun);
     }
-    for block in session.objects.evicted.values() {
-        let name = Name::numbered(keeper::Kind::Host, block.start());
-        shared.gpu.keeping.forget(name);
+    for (start, content) in &session.objects.evicted {
+        forget_content(&shared.gpu.keeping, *start, content);
     }
+    let evicted = std::mem::take(&mut session.objects.evicted);
     let host = std::mem::take(&mut session.objects.host)
         .into_values()
-        .chain(std::mem::take(&mut session.objects.evicted).into_values())
+        .chain(evicted.into_values().flat_map(Content::into_blocks))
         .chain(session.objects.host_spare.drain(..));
     let uid = session.shared.info.uid;
     graves.extend(host.map(|block| Buried::Host(block, uid)));
@@ -257,6 +259,11 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     graves
         .into_iter()
         .for_each(|object| shared.lanes.bury(object));
+    let others = shared.roster.session_list().into_iter();
+    let others = others.filter(|other| other.info.uid == uid && !Arc::ptr_eq(other, &ended));
+    // What the user's other sessions could use.
+    let movable = others.map(|other| other.suspension.movable_in_all()).sum();
+    shared.release_move_pool(uid, movable);
     shared.leave_own_context(ended.info.session);
     shared.roster.gone(&ended, uncounted, why);
 }

@@ -9,17 +9,20 @@
 //! mappings of the client's own, arrays, images) stays on the device.
 
 use crate::engine::base::ordinal::Ordinal;
-use crate::engine::base::side;
 use crate::engine::gpu::devices::Grant;
-use crate::engine::gpu::host::HostBlock;
-use crate::engine::lasting::memory::{describe_evicted, describe_refilled, note_evicted};
+use crate::engine::gpu::moved::{Content, Failure};
+use crate::engine::lasting::memory::{
+    describe_evicted, describe_refilled, forget_content, note_evicted,
+};
 use crate::engine::scheduling::parking::wants_attention;
 use crate::engine::scheduling::resting::{finish_work, owes_nothing};
+use crate::engine::scheduling::transfers::{self, Moved, MovesOut};
 use crate::engine::scheduling::visit::Visit;
 use crate::engine::session::Session;
 use crate::engine::session::suspension::Order;
 use crate::engine::threads::room::{self, Making};
 use crate::engine::threads::shared::Shared;
+use crate::engine::threads::undertaker::Buried;
 use mpsshim_api::cuda::*;
 use mpsshim_control::panics;
 use mpsshim_model::suspension::{Placement, Unmoved};
@@ -27,8 +30,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Longest copy that is submitted at once, bytes: copies of other sessions come in between.
-const PIECE: u64 = 64 << 20;
 /// Interval at which a session asks again for device memory that it lacks.
 const ASKS: Duration = Duration::from_millis(20);
 
@@ -43,13 +44,6 @@ enum Progress {
     Done,
     /// A quiescent point of another session comes first.
     Later,
-}
-
-/// Direction of a copy.
-#[derive(Clone, Copy)]
-enum To {
-    Host,
-    Device,
 }
 
 /// Whether some of its device memory is in host memory.
@@ -146,9 +140,9 @@ fn grants_to_evict(session: &Session, device: Option<Ordinal>) -> Vec<Arc<Grant>
 }
 
 fn evict_grants(session: &mut Session, shared: &Shared) -> Result<Progress, Unmoved> {
-    let device = match session.shared.suspension.order() {
-        Some(Order::MakeRoom(device, _)) => Some(device),
-        Some(Order::Out) => None,
+    let (device, most) = match session.shared.suspension.order() {
+        Some(Order::MakeRoom(device, bytes)) => (Some(device), Some(bytes)),
+        Some(Order::Out) => (None, None),
         // The order has been withdrawn.
         Some(Order::In) | None => return Ok(Progress::Later),
     };
@@ -157,54 +151,55 @@ fn evict_grants(session: &mut Session, shared: &Shared) -> Result<Progress, Unmo
         // There is less than was counted on.
         session.shared.suspension.resist(Instant::now());
     }
-    for grant in grants {
-        if !session.shared.suspension.wants_host_memory() {
-            return Ok(Progress::Later);
+    let lens = grants.iter().map(|grant| grant.len);
+    let outcome = transfers::moving_out(session, shared, (lens, most), |session, moves| {
+        for grant in &grants {
+            if !session.may_work(&shared.gpu) {
+                return Ok(Progress::Later);
+            }
+            let evicted = evict_one(session, shared, grant, moves);
+            session.say_whether_at_work(&shared.gpu);
+            let is_later = matches!(evicted?, Progress::Later);
+            if is_later || session.shared.suspension.has_made_room(grant.len) {
+                return Ok(if is_later {
+                    Progress::Later
+                } else {
+                    Progress::Done
+                });
+            }
         }
-        if device.is_none() && wants_attention(session) {
-            return Err(Unmoved::Resumed);
-        }
-        if !session.may_work(&shared.gpu) {
-            return Ok(Progress::Later);
-        }
-        let block = block_for(session, shared, &grant);
-        let copied = block.map(|block| {
-            let copied = copy(shared, &grant, &block, To::Host);
-            (block, copied)
-        });
-        session.say_whether_at_work(&shared.gpu);
-        let (block, copied) = copied?;
-        if let Err(status) = copied {
-            shared.gpu.note_status(status);
-            spare(session, block);
-            return Err(Unmoved::Failed(format!(
-                "its memory cannot be copied: {status}"
-            )));
-        }
-        if !describe_evicted(session, &shared.images, &grant, &block) {
-            spare(session, block);
-            return Err(Unmoved::Failed(
-                "the keeper has no room for its memory".into(),
-            ));
-        }
-        session.objects.evicted.insert(grant.start, block);
-        note_evicted(session);
-        let suspension = &session.shared.suspension;
-        suspension.take_movable(grant.device, grant.len);
-        let of = &shared.gpu.devices[grant.device];
-        if let Err(status) = of.evict(&shared.gpu.driver, &grant) {
-            shared.gpu.note_status(status);
-            let why = format!("its memory cannot be released: {status}");
-            return Err(Unmoved::Failed(why));
-        }
-        if suspension.has_made_room(grant.len) {
-            return Ok(Progress::Done);
-        }
-    }
+        Ok(Progress::Done)
+    });
     if let Some(keeper) = shared.gpu.keeping.keeper() {
         // The physical memory is free once the keeper has closed its descriptor.
         keeper.settle();
     }
+    outcome
+}
+
+fn evict_one(
+    session: &mut Session,
+    shared: &Shared,
+    grant: &Grant,
+    moves: &mut MovesOut<'_, '_, '_>,
+) -> Result<Progress, Unmoved> {
+    let Moved::All(content) = moves.move_out(session, grant)? else {
+        return Ok(Progress::Later);
+    };
+    if !describe_evicted(session, &shared.images, grant, &content) {
+        forget_content(&shared.gpu.keeping, grant.start, &content);
+        spare(session, shared, content);
+        return Err(transfers::no_keeper());
+    }
+    session.objects.evicted.insert(grant.start, content);
+    note_evicted(session);
+    let suspension = &session.shared.suspension;
+    suspension.take_movable(grant.device, grant.len);
+    let of = &shared.gpu.devices[grant.device];
+    of.evict(&shared.gpu.driver, grant).map_err(|status| {
+        shared.gpu.note_status(status);
+        Unmoved::Failed(format!("its memory cannot be released: {status}"))
+    })?;
     Ok(Progress::Done)
 }
 
@@ -260,91 +255,46 @@ fn refill_one(
         }
         made?;
     }
-    let block = session.objects.evicted.get(&grant.start);
-    let block = block.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    let copied = session
-        .objects
-        .share_with_peers(&shared.gpu, grant.start)
-        .and_then(|()| copy(shared, grant, block, To::Device));
-    if let Err(status) = copied {
-        // The content stays in host memory.
-        let _ = device.evict(driver, grant);
-        return Err(status);
+    let content = session.objects.evicted.remove(&grant.start);
+    let content = content.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let shown = session.objects.share_with_peers(&shared.gpu, grant.start);
+    let copied = shown
+        .map_err(Failure::Driver)
+        .and_then(|()| transfers::move_in(session, shared, grant, &content));
+    match copied {
+        Ok(Moved::All(())) => {}
+        Ok(Moved::Later) => {
+            session.objects.evicted.insert(grant.start, content);
+            return Ok(Progress::Later);
+        }
+        Err(why) => {
+            // The content stays in host memory.
+            session.objects.evicted.insert(grant.start, content);
+            let _ = device.evict(driver, grant);
+            return Err(match why {
+                Failure::Driver(status) => status,
+                Failure::File(error) => {
+                    let client = &session.shared.info;
+                    tracing::error!("Client {client}: its memory cannot be read back: {error}");
+                    CUDA_ERROR_OPERATING_SYSTEM
+                }
+            });
+        }
     }
-    if let Some(block) = session.objects.evicted.remove(&grant.start) {
-        let suspension = &session.shared.suspension;
-        suspension.add_movable(grant.device, grant.len);
-        describe_refilled(session, &shared.images, grant, &block);
-        spare(session, block);
-    }
+    let suspension = &session.shared.suspension;
+    suspension.add_movable(grant.device, grant.len);
+    describe_refilled(session, &shared.images, grant, &content);
+    spare(session, shared, content);
     note_evicted(session);
     Ok(Progress::Done)
 }
 
-/// Pinned memory for the content of a grant.
-fn block_for(session: &mut Session, shared: &Shared, grant: &Grant) -> Result<HostBlock, Unmoved> {
-    let spare = &session.objects.host_spare;
-    if let Some(at) = spare.iter().position(|block| block.len() == grant.len) {
-        let mut block = session.objects.host_spare.swap_remove(at);
-        block.pin.set_idle(false);
-        return Ok(block);
-    }
-    let (gpu, own) = (&shared.gpu, &session.shared);
-    let failed = |status: CUresult| {
-        Unmoved::Failed(format!("there is not enough host memory for it: {status}"))
-    };
-    let payers = (&session.account, &own.held_files, own.info.uid);
-    if let Some(block) = gpu.take_spare_block(payers, grant.len).map_err(failed)? {
-        return Ok(block);
-    }
-    let pin = gpu.pinned.take(own.info.uid, grant.len);
-    let pin = pin.map_err(|beyond| Unmoved::Failed(beyond.to_string()))?;
-    let begun = gpu.begin_block((&session.account, &own.held_files), pin, grant.len);
-    let mut begun = begun.map_err(failed)?;
-    let stops = || {
-        own.hung_up.load(Ordering::Relaxed)
-            || gpu.is_lost()
-            || shared.fate.stopping.load(Ordering::Relaxed)
-    };
-    if !begun.populate(stops) {
-        gpu.arena.abandon(begun);
-        return Err(Unmoved::Ended);
-    }
-    let device = &gpu.devices[grant.device];
-    side::on_main(|| gpu.arena.complete(&gpu.driver, device, begun)).map_err(failed)
-}
-
-/// Keeps pinned memory for the next use.
-fn spare(session: &mut Session, mut block: HostBlock) {
-    block.pin.set_idle(true);
-    session.objects.host_spare.push(block);
-}
-
-/// Copies the content of a grant to or from a block of pinned memory of the same length, and waits for it.
-fn copy(shared: &Shared, grant: &Grant, block: &HostBlock, to: To) -> Result<(), CUresult> {
-    let driver = &shared.gpu.driver;
-    let device = &shared.gpu.devices[grant.device];
-    device.make_current(driver)?;
-    let stream = device.take_stream(driver, 0)?;
-    let mut at = 0;
-    let mut copied = Ok(());
-    while at < grant.len && copied.is_ok() {
-        let len = PIECE.min(grant.len - at);
-        let (on_device, on_host) = (grant.start + at, block.start() + at);
-        copied = match to {
-            To::Host => driver.memcpy_dtoh_async(on_host, on_device, len as usize, stream),
-            To::Device => driver.memcpy_htod_async(on_device, on_host, len as usize, stream),
-        };
-        copied = copied.and_then(|()| driver.stream_synchronize(stream));
-        at += len;
-    }
-    match copied {
-        Ok(()) => device.keep_stream(driver, 0, stream),
-        Err(_) => {
-            let _ = driver.context.stream_destroy(stream);
-        }
-    }
-    copied
+/// Keeps pinned memory whose content is not needed any more for the next moves.
+fn spare(session: &Session, shared: &Shared, content: Content) {
+    let uid = session.shared.info.uid;
+    let blocks = content.into_blocks();
+    blocks.for_each(|block| shared.gpu.move_pool.put(uid, block));
+    shared.lanes.bury(Buried::MovePool);
 }
 
 /// Moves the device memory of a session to host memory and returns the session to its dispatch thread.

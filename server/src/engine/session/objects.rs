@@ -9,6 +9,7 @@ use crate::engine::gpu::context_limits::SetLimits;
 use crate::engine::gpu::devices::Grant;
 use crate::engine::gpu::green::{GreenRef, Resources};
 use crate::engine::gpu::host::{BegunBlock, HostBlock};
+use crate::engine::gpu::moved::Content;
 use crate::engine::gpu::partition::Place;
 use crate::engine::images::instances::Image;
 use crate::engine::objects::arrays::{Array, Reference, TextureObjects};
@@ -59,7 +60,7 @@ pub struct Objects {
     /// Device memory by first address.
     pub grants: BTreeMap<u64, Arc<Grant>>,
     /// Host memory with the content of grants that have no physical memory now, by the first address of the grant.
-    pub evicted: BTreeMap<u64, HostBlock>,
+    pub evicted: BTreeMap<u64, Content>,
     /// Device memory that the client freed while work was in flight.
     pub releasing: Vec<Arc<Grant>>,
     /// Charges for other memory freed while work was in flight.

@@ -183,6 +183,11 @@ impl Suspension {
         state.movable.get(&device).copied().unwrap_or_default()
     }
 
+    /// Bytes on all devices that can be moved to host memory.
+    pub fn movable_in_all(&self) -> u64 {
+        self.state.lock().movable.values().sum()
+    }
+
     /// Counts bytes on a device that can be moved to host memory.
     pub fn add_movable(&self, device: Ordinal, bytes: u64) {
         *self.state.lock().movable.entry(device).or_default() += bytes;

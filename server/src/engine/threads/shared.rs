@@ -28,6 +28,7 @@ use mpsshim_proto::shm::Doorbell;
 use parking_lot::{Mutex, RwLock};
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -46,6 +47,8 @@ pub struct EngineConfig {
     pub partitions: Option<Partitions>,
     /// Pinned host memory that the clients of each user may have.
     pub host_memory: HostMemory,
+    /// Directory for device memory that moves and finds no room in pinned memory.
+    pub moved_memory_directory: Option<PathBuf>,
     /// Longest time for which an idle dispatch thread polls for messages before it sleeps.
     pub max_spin: Duration,
     /// How long a device keeps a further context that no client uses.

@@ -35,6 +35,8 @@ pub enum Buried {
     Instance(Instance),
     /// An annex that probably no session uses any more.
     UnusedAnnex(Side),
+    /// Nothing: pinned memory is kept for moves, and is to be unregistered if it is not used for long.
+    MovePool,
     /// A green context, which its streams may still reference.
     Green(GreenRef),
     /// Pinned memory of a client, with its user.
@@ -53,7 +55,9 @@ impl Buried {
     /// The side on which it is to be destroyed.
     pub fn side(&self) -> Side {
         match self {
-            Buried::Host(..) | Buried::Segment(_) | Buried::File(_) => Side::MAIN,
+            Buried::Host(..) | Buried::Segment(_) | Buried::File(_) | Buried::MovePool => {
+                Side::MAIN
+            }
             Buried::Image(image) => image.side(),
             Buried::Left(instance) | Buried::Instance(instance) => instance.side,
             Buried::UnusedAnnex(side) => *side,

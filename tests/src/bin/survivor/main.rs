@@ -18,17 +18,21 @@
 //! - `count`: looks whether variables of an image hold what they held after the last time, then has kernels count in them and
 //!   copies to one; `counted N` with the number of kernels that have counted. `count 1`: by a graph from now on;
 //! - `link`: leaves the address of a variable in another one; `linked`;
+//! - `sparse BYTES`: allocates so many bytes of device memory, zero but for one word; again: looks whether they are what they
+//!   were, and changes the word; `sparse`;
 //! - `large BYTES`: has a kernel write to a variable with so many bytes; `touched`.
 //!
 //! A call that fails ends the program: the status is printed, and the exit status is 1. Wrong content ends it with status 2.
 
 mod graphs;
 mod remains;
+mod sparse;
 
 use graphs::Graphs;
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use mpsshim_tests::peer::{PTX, asserting_ptx, new_ptx, variables_ptx};
+use sparse::Sparse;
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::io::{self, BufRead, Write};
@@ -476,6 +480,7 @@ fn say(line: &str) {
 
 fn run() -> Status<bool> {
     let mut state = State::new()?;
+    let mut sparse: Option<Sparse> = None;
     let mut timed: Option<Timer> = None;
     let mut counter: Option<Counter> = None;
     let mut graphs: Option<Graphs> = None;
@@ -577,6 +582,16 @@ fn run() -> Status<bool> {
                 let (at, to) = (linked.place(c"link")?, linked.taken);
                 cu!(cuMemcpyHtoD_v2, at, &raw const to, 8usize).ok()?;
                 say("linked");
+            }
+            "sparse" => {
+                let block = match &mut sparse {
+                    Some(block) => block,
+                    None => sparse.insert(Sparse::new(argument as usize)?),
+                };
+                if !block.round()? {
+                    return Ok(false);
+                }
+                say("sparse");
             }
             "large" => {
                 let image = Counter::new(state.streams[1], argument as usize)?.module;

@@ -2,6 +2,7 @@
 
 use super::{Buried, Graves, Lots, PATIENCE};
 use crate::engine::base::side::{self, Side};
+use crate::engine::gpu::host::HostBlock;
 use crate::engine::gpu::spare::Unused;
 use crate::engine::threads::shared::Shared;
 use crossbeam_channel::{Receiver, RecvTimeoutError};
@@ -14,6 +15,8 @@ const TICK: Duration = Duration::from_millis(1);
 const SLOW_TICK: Duration = Duration::from_millis(10);
 /// Longest interval between requests to the gate for a quiescent point.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Poll interval for pinned memory that has been kept for moves for long enough.
+const LONG_TICK: Duration = Duration::from_secs(1);
 /// How long clients are held back to destroy one batch of objects.
 const LOT: Duration = Duration::from_millis(2);
 /// After a batch was destroyed, submissions run for this multiple of the time they were held back.
@@ -86,6 +89,30 @@ impl Lots {
     }
 }
 
+impl Shared {
+    /// Unregisters pinned memory of a user that is kept for moves of device memory, until `most` bytes or fewer are left.
+    pub fn release_move_pool(&self, uid: u32, most: u64) {
+        self.bury_blocks(self.gpu.move_pool.take_beyond(uid, most));
+    }
+
+    fn release_old_move_pool(&self) {
+        self.bury_blocks(self.gpu.move_pool.take_old());
+    }
+
+    /// Unregisters all memory that is kept for moves, of all users. Returns whether there was any.
+    pub fn release_all_move_pools(&self) -> bool {
+        self.bury_blocks(self.gpu.move_pool.take_all())
+    }
+
+    fn bury_blocks(&self, blocks: Vec<(u32, HostBlock)>) -> bool {
+        let any = !blocks.is_empty();
+        for (uid, block) in blocks {
+            self.lanes.bury(Buried::Host(block, uid));
+        }
+        any
+    }
+}
+
 /// The undertaker thread's body.
 pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
     let all = |side: Side| shared.lanes.graves(side).0.lock();
@@ -99,7 +126,10 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
             since.is_some_and(|since| since.elapsed() < PATIENCE)
         };
         let task = if waiting.is_empty() {
-            tasks.recv().map_err(|_| RecvTimeoutError::Disconnected)
+            match shared.gpu.move_pool.is_empty() {
+                true => tasks.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                false => tasks.recv_timeout(LONG_TICK),
+            }
         } else if waiting.iter().any(fresh) {
             tasks.recv_timeout(TICK)
         } else {
@@ -115,9 +145,11 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
             side::enter(side);
             match object {
                 Buried::UnusedAnnex(side) => unused = Some(side),
+                Buried::MovePool => {}
                 object => all(side).bury(shared, object),
             }
         }
+        shared.release_old_move_pool();
         let mut buried = 0;
         for side in Side::ALL {
             let mut lots = all(side);
@@ -210,7 +242,7 @@ fn end(shared: &Shared, object: Buried) -> Option<Buried> {
             shared.gpu.use_any_device();
             shared.gpu.unregister_file(file);
         }
-        Buried::UnusedAnnex(_) => {}
+        Buried::UnusedAnnex(_) | Buried::MovePool => {}
         kept @ (Buried::Host(..) | Buried::Segment(_) | Buried::Left(_)) => return Some(kept),
     }
     None

@@ -1,0 +1,336 @@
+//! Content of device memory that is in host memory, in pieces, and pinned memory kept for the next moves.
+//!
+//! A piece of zero bytes takes no host memory, so that memory which a program has allocated and never used costs nothing. Where pinned memory is short, pieces go to a file without a name in the directory that the operator has chosen.
+
+use crate::engine::base::driver::Driver;
+use crate::engine::gpu::host::HostBlock;
+use mpsshim_api::cuda::{CUresult, CUstream};
+use parking_lot::Mutex;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Bytes of a piece; more if there would be over [`MOST_PIECES`]. The last piece may be shorter.
+const PIECE: u64 = 64 << 20;
+/// Most pieces of an allocation: each takes a descriptor of the server and of its keeper.
+const MOST_PIECES: u64 = 256;
+/// Bytes that are read from or written to a file at a time.
+const CHUNK: u64 = 4 << 20;
+/// For how long pinned memory without content is kept.
+const KEEPS: Duration = Duration::from_secs(300);
+
+/// Offsets and lengths of the pieces of device memory of `len` bytes.
+pub fn ranges(len: u64) -> impl Iterator<Item = (u64, u64)> + Clone {
+    let mut each = PIECE;
+    while len.div_ceil(each) > MOST_PIECES {
+        each *= 2;
+    }
+    (0..len.div_ceil(each)).map(move |number| {
+        let at = number * each;
+        (at, each.min(len - at))
+    })
+}
+
+/// Place of a piece.
+#[derive(Debug)]
+pub enum Piece {
+    /// All its bytes are zero.
+    Zero,
+    /// Pinned memory of the same length.
+    Pinned(HostBlock),
+    /// The file, at the piece's offset.
+    Stored,
+}
+
+/// Content of device memory, in the pieces of [`ranges`].
+#[derive(Debug)]
+pub struct Content {
+    /// Bytes of device memory.
+    pub len: u64,
+    /// The pieces.
+    pub pieces: Vec<Piece>,
+    /// The file of the pieces that are stored.
+    pub file: Option<Store>,
+}
+
+impl Content {
+    /// The pieces with their offsets and lengths.
+    pub fn pieces(&self) -> impl Iterator<Item = ((u64, u64), &Piece)> {
+        ranges(self.len).zip(&self.pieces)
+    }
+
+    /// The pinned memory.
+    pub fn blocks(&self) -> impl Iterator<Item = &HostBlock> {
+        self.pieces.iter().filter_map(|piece| match piece {
+            Piece::Pinned(block) => Some(block),
+            Piece::Zero | Piece::Stored => None,
+        })
+    }
+
+    /// The pinned memory, whose content is not needed any more.
+    pub fn into_blocks(self) -> impl Iterator<Item = HostBlock> {
+        self.pieces.into_iter().filter_map(|piece| match piece {
+            Piece::Pinned(block) => Some(block),
+            Piece::Zero | Piece::Stored => None,
+        })
+    }
+
+    /// Each piece as a number, from which [`Placed::of`] tells where it is.
+    pub fn places(&self) -> Vec<u64> {
+        let place = |piece: &Piece| match piece {
+            Piece::Zero => Placed::ZERO,
+            Piece::Stored => Placed::STORED,
+            Piece::Pinned(block) => block.start(),
+        };
+        self.pieces.iter().map(place).collect()
+    }
+}
+
+/// Where a piece is, as a description has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placed {
+    /// Nowhere: all its bytes are zero.
+    Zero,
+    /// In the file.
+    Stored,
+    /// In pinned memory at this address.
+    Pinned(u64),
+}
+
+impl Placed {
+    const ZERO: u64 = 0;
+    const STORED: u64 = 1;
+
+    /// Reads a number of [`Content::places`].
+    pub fn of(number: u64) -> Placed {
+        match number {
+            Placed::ZERO => Placed::Zero,
+            Placed::STORED => Placed::Stored,
+            address => Placed::Pinned(address),
+        }
+    }
+}
+
+/// Whether all bytes are zero; reads them up to the first other one.
+pub fn is_zero(bytes: &[u8]) -> bool {
+    // SAFETY: every bit pattern is a valid u64.
+    let (before, words, after) = unsafe { bytes.align_to::<u64>() };
+    let part = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    // Sums of many words are computed without a branch for each.
+    let sums = words
+        .chunks(512)
+        .all(|some| some.iter().fold(0, |sum, word| sum | word) == 0);
+    part(before) && part(after) && sums
+}
+
+/// A file without a name that holds pieces of device memory. Its space is free again when it is closed in the server and the
+/// keeper, however they end.
+#[derive(Debug)]
+pub struct Store(File);
+
+impl Store {
+    /// Creates a file for `len` bytes in a directory. It takes space for the parts that are written.
+    ///
+    /// # Errors
+    /// Errors of the file system.
+    pub fn new(directory: &Path, len: u64) -> io::Result<Store> {
+        let file = tempfile::tempfile_in(directory)?;
+        file.set_len(len)?;
+        Ok(Store(file))
+    }
+
+    /// A file of an earlier server.
+    pub fn adopt(fd: OwnedFd) -> Store {
+        Store(File::from(fd))
+    }
+
+    /// Writes a piece of device memory. Zero bytes take no space.
+    ///
+    /// # Errors
+    /// Driver errors, or an error of the file system.
+    pub fn write(
+        &self,
+        (driver, stream): (&Driver, CUstream),
+        start: u64,
+        (at, len): (u64, u64),
+    ) -> Result<(), Failure> {
+        let mut chunk = vec![0; CHUNK.min(len) as usize];
+        let end = at + len;
+        for at in (at..end).step_by(CHUNK as usize) {
+            let part = &mut chunk[..CHUNK.min(end - at) as usize];
+            let host = part.as_mut_ptr() as u64;
+            driver.memcpy_dtoh_async(host, start + at, part.len(), stream)?;
+            driver.stream_synchronize(stream)?;
+            if !is_zero(part) {
+                self.0.write_all_at(part, at)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a piece back into device memory.
+    ///
+    /// # Errors
+    /// Driver errors, or an error of the file system.
+    pub fn read(
+        &self,
+        (driver, stream): (&Driver, CUstream),
+        start: u64,
+        (at, len): (u64, u64),
+    ) -> Result<(), Failure> {
+        let mut chunk = vec![0; CHUNK.min(len) as usize];
+        let end = at + len;
+        for at in (at..end).step_by(CHUNK as usize) {
+            let part = &mut chunk[..CHUNK.min(end - at) as usize];
+            self.0.read_exact_at(part, at)?;
+            let host = part.as_ptr() as u64;
+            driver.memcpy_htod_async(start + at, host, part.len(), stream)?;
+            driver.stream_synchronize(stream)?;
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Store {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Reason why a piece was not moved.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// An error of the driver.
+    #[error("{0}")]
+    Driver(CUresult),
+    /// An error of the file system.
+    #[error("{0}")]
+    File(#[from] io::Error),
+}
+
+impl From<CUresult> for Failure {
+    fn from(status: CUresult) -> Failure {
+        Failure::Driver(status)
+    }
+}
+
+/// Pinned memory without content that moves of the same user take before they allocate more.
+#[derive(Debug, Default)]
+pub struct MovePool(Mutex<Vec<Kept>>);
+
+#[derive(Debug)]
+struct Kept {
+    uid: u32,
+    block: HostBlock,
+    since: Instant,
+}
+
+impl MovePool {
+    /// Keeps a block, whose content is not needed any more.
+    pub fn put(&self, uid: u32, mut block: HostBlock) {
+        block.host = None;
+        block.pin.set_idle(true);
+        let since = Instant::now();
+        self.0.lock().push(Kept { uid, block, since });
+    }
+
+    /// A block of exactly `len` bytes, with any content.
+    pub fn take(&self, uid: u32, len: u64) -> Option<HostBlock> {
+        let mut kept = self.0.lock();
+        let fits = |kept: &Kept| kept.uid == uid && kept.block.len() == len;
+        let at = kept.iter().rposition(fits)?;
+        let mut block = kept.remove(at).block;
+        block.pin.set_idle(false);
+        Some(block)
+    }
+
+    /// Removes the blocks that have been kept for long enough.
+    pub fn take_old(&self) -> Vec<(u32, HostBlock)> {
+        self.take_if(|kept| kept.since.elapsed() > KEEPS)
+    }
+
+    /// Removes blocks of a user until `most` bytes or fewer are left.
+    pub fn take_beyond(&self, uid: u32, most: u64) -> Vec<(u32, HostBlock)> {
+        let mut left = 0;
+        self.take_if(|kept| {
+            let is_meant = kept.uid == uid && left + kept.block.len() > most;
+            if kept.uid == uid && !is_meant {
+                left += kept.block.len();
+            }
+            is_meant
+        })
+    }
+
+    fn take_if(&self, mut is_surplus: impl FnMut(&Kept) -> bool) -> Vec<(u32, HostBlock)> {
+        let mut kept = self.0.lock();
+        let surplus = kept.extract_if(.., |kept| is_surplus(kept));
+        surplus.map(|kept| (kept.uid, kept.block)).collect()
+    }
+
+    /// Removes all blocks.
+    pub fn take_all(&self) -> Vec<(u32, HostBlock)> {
+        let kept = std::mem::take(&mut *self.0.lock());
+        kept.into_iter()
+            .map(|kept| (kept.uid, kept.block))
+            .collect()
+    }
+
+    /// Whether it has no block.
+    pub fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_the_memory_and_are_not_too_many() {
+        for len in [
+            2 << 20,
+            PIECE,
+            PIECE + (2 << 20),
+            MOST_PIECES * PIECE,
+            60 << 30,
+            1 << 40,
+        ] {
+            let pieces: Vec<_> = ranges(len).collect();
+            assert!(pieces.len() as u64 <= MOST_PIECES, "{len}");
+            let mut end = 0;
+            for (at, part) in pieces {
+                assert!(at == end && part > 0);
+                end = at + part;
+            }
+            assert_eq!(end, len);
+        }
+    }
+
+    #[test]
+    fn a_byte_that_is_not_zero_is_found_anywhere() {
+        let mut bytes = vec![0u8; 10_000];
+        for (from, to) in [(0, 10_000), (1, 9_999), (3, 20), (5, 5)] {
+            assert!(is_zero(&bytes[from..to]));
+        }
+        for at in [0, 1, 7, 8, 4_095, 4_096, 9_992, 9_999] {
+            bytes[at] = 1;
+            assert!(!is_zero(&bytes), "{at}");
+            bytes[at] = 0;
+        }
+    }
+
+    #[test]
+    fn places_are_told_apart() {
+        for placed in [Placed::ZERO, Placed::STORED, 1 << 40] {
+            let expected = match placed {
+                0 => Placed::Zero,
+                1 => Placed::Stored,
+                address => Placed::Pinned(address),
+            };
+            assert_eq!(Placed::of(placed), expected);
+        }
+    }
+}
