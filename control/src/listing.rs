@@ -16,7 +16,7 @@ use crate::library;
 use crate::settings::Settings;
 use mpsshim_model::amount;
 use mpsshim_model::device::DeviceInfo;
-use mpsshim_model::limits::{Limits, ManagedUsage, Percentage, Usage};
+use mpsshim_model::limits::{Limits, ManagedUsage, MemoryBound, Percentage, Usage};
 use mpsshim_model::mode::Modes;
 use mpsshim_model::policy::ByUser;
 use nix::unistd::{Uid, User};
@@ -326,6 +326,10 @@ pub fn clients(server: &Server, usage: &UsageBySession) -> Listing {
         ];
         row.extend(turns(usage.get(&(server.pid, session))));
         row.push(is_apart(server));
+        let usage = usage.get(&(server.pid, session));
+        row.push(json!(usage.and_then(|usage| usage.moved_out)));
+        let guarantees = usage.map(|usage| usage.memory_guarantee.values().sum::<u64>());
+        row.push(json!(guarantees.filter(|bytes| *bytes > 0)));
         row
     };
     Listing::of_lines(
@@ -340,6 +344,8 @@ pub fn clients(server: &Server, usage: &UsageBySession) -> Listing {
             "waited_ms",
             "not_draining",
             "quarantined",
+            "moved_out_memory",
+            "memory_guarantee",
         ],
         server.sessions().map(row).collect(),
         server.clients().map(|pid| pid.to_string()),
@@ -430,6 +436,7 @@ const PROCESS_COLUMNS: &[&str] = &[
     "waits_for",
     "compute_mode",
     "moved_out_memory",
+    "memory_guarantee",
 ];
 
 /// `ps`: a row for each client of each device, then one for each client that waits for a server; nothing, not even a
@@ -490,6 +497,8 @@ pub fn processes<'a>(
                 row.extend([is_apart(server), json!(state), Value::Null]);
                 row.push(json!(device.compute_mode.to_string()));
                 row.push(json!(moved_out));
+                let guarantee = usage.and_then(|usage| usage.memory_guarantee.get(&ordinal));
+                row.push(json!(guarantee));
                 rows.push(row);
             }
         }
@@ -611,42 +620,50 @@ pub fn percentages<'a>(servers: impl Iterator<Item = &'a Server> + Clone) -> Lis
     )
 }
 
-/// `get_default_device_pinned_mem_limit`, `get_device_pinned_mem_limit`
-pub fn memory_limit(
+/// `get_default_device_pinned_mem_limit`, `get_device_pinned_mem_limit`, and the same of guarantees
+pub fn memory(
+    bound: MemoryBound,
     server: Option<i32>,
     limits: &Limits,
     (ordinal, device): (usize, &DeviceInfo),
 ) -> Listing {
-    let limit = limits.memory.get(&ordinal);
+    let bytes = limits.memory_of(bound).get(&ordinal);
     Listing {
-        table: limit.map_or_else(String::new, |limit| amount::print(*limit)),
-        columns: &["server", "device", "uuid", "memory_limit"],
+        table: bytes.map_or_else(String::new, |bytes| amount::print(*bytes)),
+        columns: match bound {
+            MemoryBound::Limit => &["server", "device", "uuid", "memory_limit"],
+            MemoryBound::Guarantee => &["server", "device", "uuid", "memory_guarantee"],
+        },
         rows: vec![vec![
             json!(server),
             json!(ordinal),
             json!(device.uuid),
-            json!(limit),
+            json!(bytes),
         ]],
     }
 }
 
-/// `get_user_device_pinned_mem_limit`
-pub fn user_memory_limit(
+/// `get_user_device_pinned_mem_limit`, `get_user_device_mem_guarantee`
+pub fn user_memory(
+    bound: MemoryBound,
     uid: u32,
     limits: &Limits,
     (ordinal, device): (usize, &DeviceInfo),
 ) -> Listing {
-    let devices = limits.user_memory.get(&uid);
-    let limit = devices.and_then(|devices| devices.get(&ordinal));
+    let devices = limits.user_memory_of(bound).get(&uid);
+    let bytes = devices.and_then(|devices| devices.get(&ordinal));
     Listing {
-        table: limit.map_or_else(String::new, |limit| amount::print(*limit)),
-        columns: &["uid", "user", "device", "uuid", "memory_limit"],
+        table: bytes.map_or_else(String::new, |bytes| amount::print(*bytes)),
+        columns: match bound {
+            MemoryBound::Limit => &["uid", "user", "device", "uuid", "memory_limit"],
+            MemoryBound::Guarantee => &["uid", "user", "device", "uuid", "memory_guarantee"],
+        },
         rows: vec![vec![
             json!(uid),
             user_name(uid),
             json!(ordinal),
             json!(device.uuid),
-            json!(limit),
+            json!(bytes),
         ]],
     }
 }

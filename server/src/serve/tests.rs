@@ -78,6 +78,7 @@ impl Host for Fake {
             weight: 100,
             memory: (0..16).map(|device| (device, u64::MAX)).collect(),
             memory_limit: (0..16).map(|device| (device, u64::MAX)).collect(),
+            memory_guarantee: (0..16).map(|device| (device, u64::MAX)).collect(),
             host: u64::MAX,
             mode: Mode::Direct,
             turns: Some(TurnUsage {

@@ -83,6 +83,7 @@ impl Host for Fake {
             weight: DEFAULT_WEIGHT,
             memory: BTreeMap::new(),
             memory_limit: limits.memory,
+            memory_guarantee: limits.guarantee,
             host: 0,
             mode: Mode::Proxy,
             turns: None,

@@ -4,7 +4,7 @@ use mpsshim_tests::control_daemon::{Place, wait_until};
 use mpsshim_tests::peer::Peer;
 use mpsshim_tests::programs::{finish, preloaded};
 use mpsshim_tests::scene::{control, daemon_with};
-use mpsshim_tests::survivors::{Survivor, kill_server};
+use mpsshim_tests::survivors::{Survivor, kill_server, server};
 
 /// Room for one survivor and a half.
 const MEMORY: (&str, &str) = ("SOFTGPU_MEMORY", "56M");
@@ -121,5 +121,130 @@ fn an_operator_chooses_for_all_users_and_for_some() {
     assert_eq!(get(&[]).trim(), "off");
     first.end();
     second.round();
+    second.end();
+}
+
+const MIB: u64 = 1 << 20;
+
+fn attached(place: &Place) -> Peer {
+    let mut peer = Peer::connect(&control(place)).expect("a client");
+    peer.attach().expect("attached");
+    peer
+}
+
+/// A column of `ps` of all clients, in the order in which they came, in MiB. `None`: it has no value.
+fn mib_of(place: &Place, column: &str) -> Vec<Option<u64>> {
+    let mut rows = place.ps();
+    rows.sort_by_key(|row| row["id"].parse::<u64>().expect("a number"));
+    let bytes = rows.iter().map(|row| row[column].parse::<u64>().ok());
+    bytes.map(|bytes| bytes.map(|bytes| bytes / MIB)).collect()
+}
+
+fn succeed(place: &Place, arguments: &[&str]) -> String {
+    let done = place.control(arguments);
+    assert_eq!((done.code, done.err.as_str()), (0, ""), "{}", done.out);
+    done.out
+}
+
+#[test]
+fn guaranteed_memory_is_moved_only_for_an_operator() {
+    let place = daemon_with(&[MEMORY, ON, ("MPSSHIM_DEVICE_MEM_GUARANTEE", "0=20M")]);
+    let mut first = attached(&place);
+    for _ in 0..4 {
+        first.memory(8 * MIB).expect("room");
+    }
+    let mut second = attached(&place);
+    assert_eq!(mib_of(&place, "memory_guarantee"), [Some(20), Some(20)]);
+    // One grant of 8 MiB is beyond 20 MiB; a second one would take the first client below.
+    let before = second.mem_info().expect("memory").free;
+    second
+        .memory(before & !(2 * MIB - 1))
+        .expect("room was made");
+    assert_eq!(mib_of(&place, "moved_out_memory"), [Some(8), Some(0)]);
+    assert!(second.mem_info().expect("memory").free < 2 * MIB);
+    assert!(second.memory(8 * MIB).is_err());
+    assert_eq!(mib_of(&place, "moved_out_memory"), [Some(8), Some(0)]);
+    drop(second);
+    wait_until("the second client has gone", || place.ps().len() == 1);
+    let server = server(&place).expect("a server").to_string();
+    let own = std::process::id().to_string();
+    let told = succeed(&place, &["suspend_client", &server, &own]);
+    let all = format!("{} bytes in host memory", 32 * MIB);
+    assert!(told.starts_with(&all), "{told}");
+    let list = place.control(&["--format", "csv", "get_client_list", &server]);
+    let columns = "moved_out_memory,memory_guarantee\n";
+    assert!(list.out.contains(columns), "{}", list.out);
+    let values = format!(",{},{}\n", 32 * MIB, 20 * MIB);
+    assert!(list.out.ends_with(&values), "{}", list.out);
+}
+
+#[test]
+fn clients_with_most_memory_beyond_their_guarantees_make_room_first() {
+    let place = daemon_with(&[MEMORY, ON, ("MPSSHIM_DEVICE_MEM_GUARANTEE", "0=4M")]);
+    let mut clients: Vec<Peer> = (0..3).map(|_| attached(&place)).collect();
+    for (client, grants) in [(0, 4), (1, 12)] {
+        for _ in 0..grants {
+            clients[client].memory(2 * MIB).expect("room");
+        }
+    }
+    // Both are idle then. The first one has been idle for longer.
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    let movable = (8 - 4 + 24 - 4) * MIB;
+    let free = clients[2].mem_info().expect("memory").free - movable;
+    let len = (free & !(2 * MIB - 1)) + 2 * MIB;
+    clients[2].memory(len).expect("room was made");
+    let moved = [Some(0), Some(2), Some(0)];
+    assert_eq!(mib_of(&place, "moved_out_memory"), moved);
+}
+
+#[test]
+fn contradictory_guarantees_count_in_part_and_are_logged_once() {
+    let place = daemon_with(&[
+        MEMORY,
+        ON,
+        ("MPSSHIM_DEVICE_MEM_GUARANTEE", "0=1G"),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=24M"),
+    ]);
+    let mut clients: Vec<Peer> = (0..3).map(|_| attached(&place)).collect();
+    let guaranteed = || mib_of(&place, "memory_guarantee");
+    assert_eq!(guaranteed(), [Some(24), Some(24), Some(8)]);
+    let logged = |why: &str| {
+        let log = place.log("server.log");
+        log.lines().filter(|line| line.ends_with(why)).count()
+    };
+    let limit = "count: its limit is less";
+    let device = "count: the guarantees of other clients leave no more of the device";
+    assert_eq!((logged(limit), logged(device)), (3, 1));
+    // A client that ends leaves its guarantee to the others.
+    drop(clients.remove(0));
+    wait_until("the others have theirs", || {
+        guaranteed() == [Some(24), Some(24)]
+    });
+    assert_eq!((logged(limit), logged(device)), (3, 1));
+    // The user's replaces that of the server, at once.
+    let own = nix::unistd::geteuid().to_string();
+    let command = ["set_user_device_mem_guarantee", &own, "0"];
+    succeed(&place, &[&command[..], &["4M"]].concat());
+    wait_until("the user's counts", || guaranteed() == [Some(4), Some(4)]);
+    succeed(&place, &[&command[..], &["none"]].concat());
+    wait_until("the server's counts", || {
+        guaranteed() == [Some(24), Some(24)]
+    });
+}
+
+#[test]
+fn a_guarantee_stays_with_its_client_in_the_next_server() {
+    let place = daemon_with(&[MEMORY, ON, ("MPSSHIM_DEVICE_MEM_GUARANTEE", "0=20M")]);
+    let mut first = Survivor::start(&place);
+    let old = server(&place).expect("a server").to_string();
+    succeed(&place, &["set_device_mem_guarantee", &old, "0", "none"]);
+    let mut second = Survivor::start(&place);
+    let own = || mib_of(&place, "memory_guarantee");
+    assert_eq!(own(), [Some(20), None]);
+    kill_server(&place);
+    first.round();
+    second.round();
+    assert_eq!(own(), [Some(20), None]);
+    first.end();
     second.end();
 }

@@ -12,6 +12,7 @@ use crate::engine::threads::shared::Shared;
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::CUresult;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -168,9 +169,13 @@ pub fn describe_refilled(
 
 /// Publishes how much of its device memory is in host memory.
 pub fn note_evicted(session: &Session) {
-    let blocks = session.objects.evicted.values();
-    let bytes = blocks.map(HostBlock::len).sum();
-    session.shared.suspension.note_moved(bytes);
+    let mut moved = BTreeMap::new();
+    for (start, block) in &session.objects.evicted {
+        if let Some(grant) = session.objects.grants.get(start) {
+            *moved.entry(grant.device).or_default() += block.len();
+        }
+    }
+    session.shared.suspension.note_moved(moved);
 }
 
 /// Passes new pinned memory to the keeper and describes it. Binds the session if the keeper does not hold it.

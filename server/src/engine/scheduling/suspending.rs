@@ -8,6 +8,7 @@
 //! Memory that other sessions or processes may use, managed memory, and memory that is not granted by the server (pools,
 //! mappings of the client's own, arrays, images) stays on the device.
 
+use crate::engine::base::account::Memory;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side;
 use crate::engine::gpu::devices::Grant;
@@ -17,7 +18,7 @@ use crate::engine::scheduling::parking::wants_attention;
 use crate::engine::scheduling::resting::{finish_work, owes_nothing};
 use crate::engine::scheduling::visit::Visit;
 use crate::engine::session::Session;
-use crate::engine::session::suspension::Order;
+use crate::engine::session::suspension::{Order, fitting};
 use crate::engine::threads::room::{self, Making};
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
@@ -139,10 +140,13 @@ fn grants_to_evict(session: &Session, device: Option<Ordinal>) -> Vec<Arc<Grant>
         let is_meant = device.is_none_or(|device| device == grant.device);
         is_meant && grant.is_on_device() && !grant.stays() && Arc::strong_count(grant) == 1
     };
-    let mut found: Vec<_> = grants.filter(may_move).cloned().collect();
-    // The largest come first.
-    found.sort_by_key(|grant| std::cmp::Reverse(grant.len));
-    found
+    let found = grants.filter(may_move).cloned().collect();
+    // For another session only those beyond the guarantee.
+    let most = device.map_or(u64::MAX, |device| {
+        let held = session.account.held(Memory::Device(device));
+        session.shared.suspension.resident_beyond(device, held)
+    });
+    fitting(found, |grant| grant.len, most)
 }
 
 fn evict_grants(session: &mut Session, shared: &Shared) -> Result<Progress, Unmoved> {

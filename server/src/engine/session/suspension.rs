@@ -21,6 +21,63 @@ pub enum Order {
     MakeRoom(Ordinal, u64),
 }
 
+/// Bytes of a device that are never moved for other sessions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Guarantee {
+    /// Bytes that the operator has set.
+    pub asked: u64,
+    /// Bytes that count: not more than the limit of the client, and than the guarantees of sessions before it leave.
+    pub given: u64,
+    /// The limit is less, which has been logged.
+    below_limit: bool,
+    /// The device has not so much left, which has been logged.
+    is_short: bool,
+}
+
+/// Reasons for which a guarantee counts only in part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contradiction {
+    /// The limit of the client is less.
+    Limit,
+    /// The guarantees of the sessions before it leave less of the device.
+    Device,
+}
+
+impl Guarantee {
+    /// The guarantee that follows on this one, and reasons for which it counts in part that have not been logged.
+    fn next(self, asked: u64, limit: u64, left: u64) -> (Guarantee, Vec<Contradiction>) {
+        let before = match asked == self.asked {
+            true => self,
+            false => Guarantee::default(),
+        };
+        let wanted = asked.min(limit);
+        let (below_limit, is_short) = (wanted < asked, left < wanted);
+        let new = [
+            (below_limit && !before.below_limit).then_some(Contradiction::Limit),
+            (is_short && !before.is_short).then_some(Contradiction::Device),
+        ];
+        let next = Guarantee {
+            asked,
+            given: wanted.min(left),
+            below_limit: before.below_limit || below_limit,
+            is_short: before.is_short || is_short,
+        };
+        (next, new.into_iter().flatten().collect())
+    }
+}
+
+/// Of these grants as many as fit into the bytes, the largest first. Grants that are larger than the rest of the bytes are
+/// left out.
+pub fn fitting<T>(mut grants: Vec<T>, len: impl Fn(&T) -> u64, mut bytes: u64) -> Vec<T> {
+    grants.sort_by_key(|grant| std::cmp::Reverse(len(grant)));
+    grants.retain(|grant| {
+        let left = bytes.checked_sub(len(grant));
+        bytes = left.unwrap_or(bytes);
+        left.is_some()
+    });
+    grants
+}
+
 /// Order to move a session's device memory, and its outcome. At most one order at a time.
 #[derive(Debug)]
 pub struct Suspension {
@@ -40,8 +97,14 @@ pub struct Suspension {
 struct State {
     order: Option<(Order, Instant)>,
     outcome: Option<Result<Placement, Unmoved>>,
-    /// Bytes on each device that can be moved.
-    movable: BTreeMap<Ordinal, u64>,
+    /// Lengths of the grants on each device that can be moved.
+    movable: BTreeMap<Ordinal, Vec<u64>>,
+    /// Bytes of each device that are in host memory.
+    moved: BTreeMap<Ordinal, u64>,
+    /// Guarantees that the server had set when the session connected, in bytes.
+    asked: BTreeMap<Ordinal, u64>,
+    /// Guarantees in force.
+    guarantees: BTreeMap<Ordinal, Guarantee>,
     /// Until when it keeps its memory, although it is busy.
     keeps: Instant,
     /// Until when it is not asked to make room.
@@ -61,6 +124,9 @@ impl Default for Suspension {
                 order: None,
                 outcome: None,
                 movable: BTreeMap::new(),
+                moved: BTreeMap::new(),
+                asked: BTreeMap::new(),
+                guarantees: BTreeMap::new(),
                 keeps: began,
                 resists: None,
             }),
@@ -180,18 +246,22 @@ impl Suspension {
     /// Bytes on a device that can be moved to host memory.
     pub fn movable(&self, device: Ordinal) -> u64 {
         let state = self.state.lock();
-        state.movable.get(&device).copied().unwrap_or_default()
+        let grants = state.movable.get(&device).into_iter().flatten();
+        grants.sum()
     }
 
-    /// Counts bytes on a device that can be moved to host memory.
+    /// Counts a grant on a device that can be moved to host memory.
     pub fn add_movable(&self, device: Ordinal, bytes: u64) {
-        *self.state.lock().movable.entry(device).or_default() += bytes;
+        let mut state = self.state.lock();
+        state.movable.entry(device).or_default().push(bytes);
     }
 
-    /// Uncounts bytes that are freed, moved, or cannot be moved any more.
+    /// Uncounts a grant that is freed, moved, or cannot be moved any more.
     pub fn take_movable(&self, device: Ordinal, bytes: u64) {
-        if let Some(movable) = self.state.lock().movable.get_mut(&device) {
-            *movable = movable.saturating_sub(bytes);
+        if let Some(grants) = self.state.lock().movable.get_mut(&device)
+            && let Some(at) = grants.iter().position(|len| *len == bytes)
+        {
+            grants.swap_remove(at);
         }
     }
 
@@ -200,9 +270,76 @@ impl Suspension {
         self.moved.load(Ordering::Relaxed)
     }
 
-    /// Publishes the number of bytes that are in host memory.
-    pub fn note_moved(&self, bytes: u64) {
-        self.moved.store(bytes, Ordering::Relaxed);
+    /// Publishes the number of bytes of each device that are in host memory.
+    pub fn note_moved(&self, moved: BTreeMap<Ordinal, u64>) {
+        self.moved.store(moved.values().sum(), Ordering::Relaxed);
+        self.state.lock().moved = moved;
+    }
+
+    /// Sets the guarantees that the session has unless its user has others, in bytes.
+    pub fn ask_guarantees(&self, bytes: BTreeMap<Ordinal, u64>) {
+        self.state.lock().asked = bytes;
+    }
+
+    /// The guarantees that the session has unless its user has others, in bytes by ordinal.
+    pub fn asked_guarantees(&self) -> BTreeMap<usize, u64> {
+        let state = self.state.lock();
+        let asked = state.asked.iter();
+        asked
+            .map(|(device, bytes)| (device.index(), *bytes))
+            .collect()
+    }
+
+    /// Determines the guarantee for a device: that of the user (`of_user`), else the session's own, up to the client's
+    /// `limit` and to the `left` bytes of the device. Returns it, and reasons for which it counts in part that have not been
+    /// logged.
+    pub fn guarantee(
+        &self,
+        device: Ordinal,
+        of_user: Option<u64>,
+        (limit, left): (u64, u64),
+    ) -> (Guarantee, Vec<Contradiction>) {
+        let mut state = self.state.lock();
+        let asked = of_user.or_else(|| state.asked.get(&device).copied());
+        let before = state.guarantees.get(&device).copied();
+        let (next, new) = (before.unwrap_or_default()).next(asked.unwrap_or_default(), limit, left);
+        state.guarantees.insert(device, next);
+        (next, new)
+    }
+
+    /// Bytes of a device that are never moved for other sessions.
+    pub fn guaranteed(&self, device: Ordinal) -> u64 {
+        let state = self.state.lock();
+        let guarantee = state.guarantees.get(&device);
+        guarantee.map_or(0, |guarantee| guarantee.given)
+    }
+
+    /// Bytes of each device that are never moved for other sessions, for devices with a guarantee.
+    pub fn guarantees(&self) -> BTreeMap<usize, u64> {
+        let state = self.state.lock();
+        let all = state.guarantees.iter();
+        let asked = all.filter(|(_, guarantee)| guarantee.asked > 0);
+        asked
+            .map(|(device, guarantee)| (device.index(), guarantee.given))
+            .collect()
+    }
+
+    /// Bytes that the session has on a device beyond its guarantee, if it holds `held` bytes of it. Some may not be movable.
+    pub fn resident_beyond(&self, device: Ordinal, held: u64) -> u64 {
+        let state = self.state.lock();
+        let moved = state.moved.get(&device).copied().unwrap_or_default();
+        let guarantee = state.guarantees.get(&device);
+        let given = guarantee.map_or(0, |guarantee| guarantee.given);
+        held.saturating_sub(moved).saturating_sub(given)
+    }
+
+    /// Bytes on a device that go to host memory when another session needs room, if the session holds `held` bytes of it:
+    /// whole grants, beyond its guarantee.
+    pub fn beyond_guarantee(&self, device: Ordinal, held: u64) -> u64 {
+        let beyond = self.resident_beyond(device, held);
+        let grants = self.state.lock().movable.get(&device).cloned();
+        let grants = fitting(grants.unwrap_or_default(), |len| *len, beyond);
+        grants.into_iter().sum()
     }
 
     /// Notes that the session works now.
@@ -214,5 +351,65 @@ impl Suspension {
     /// When it last worked.
     pub fn idle_since(&self) -> Instant {
         self.began + Duration::from_millis(self.active.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn with_guarantee(bytes: u64) -> (Suspension, Ordinal) {
+        let (suspension, device) = (Suspension::default(), Ordinal::of_test(0));
+        suspension.ask_guarantees([(device, bytes)].into());
+        let all = (u64::MAX, u64::MAX);
+        let (guarantee, new) = suspension.guarantee(device, None, all);
+        assert_eq!((guarantee.given, new.len()), (bytes, 0));
+        (suspension, device)
+    }
+
+    #[test]
+    fn whole_grants_beyond_the_guarantee_are_moved() {
+        let (suspension, device) = with_guarantee(10 * MIB);
+        for len in [8, 4, 2] {
+            suspension.add_movable(device, len * MIB);
+        }
+        let beyond = |held: u64| suspension.beyond_guarantee(device, held * MIB) / MIB;
+        // The grant of 8 MiB would take it below.
+        assert_eq!(beyond(14), 4);
+        assert_eq!([beyond(10), beyond(9), beyond(11)], [0, 0, 0]);
+        assert_eq!([beyond(12), beyond(16), beyond(18)], [2, 6, 8]);
+        // Memory that cannot be moved counts towards the guarantee.
+        assert_eq!([beyond(24), beyond(1000)], [14, 14]);
+        suspension.take_movable(device, 4 * MIB);
+        suspension.note_moved([(device, 4 * MIB)].into());
+        assert_eq!([beyond(14), beyond(16)], [0, 2]);
+        assert_eq!(suspension.moved(), 4 * MIB);
+        let other = Ordinal::of_test(1);
+        suspension.add_movable(other, MIB);
+        assert_eq!(suspension.beyond_guarantee(other, MIB), MIB);
+        assert_eq!(suspension.movable(device), 10 * MIB);
+    }
+
+    #[test]
+    fn contradictions_are_reported_once() {
+        let (suspension, device) = with_guarantee(10);
+        let set = |of_user, limit, left| {
+            let (guarantee, new) = suspension.guarantee(device, of_user, (limit, left));
+            (guarantee.given, new)
+        };
+        assert_eq!(set(None, 8, 100), (8, vec![Contradiction::Limit]));
+        assert_eq!(set(None, 8, 100), (8, vec![]));
+        assert_eq!(set(None, 8, 5), (5, vec![Contradiction::Device]));
+        assert_eq!(set(None, 8, 4), (4, vec![]));
+        assert_eq!(set(None, 100, 100), (10, vec![]));
+        // Another amount is another contradiction.
+        let both = vec![Contradiction::Limit, Contradiction::Device];
+        assert_eq!(set(Some(20), 18, 17), (17, both));
+        assert_eq!(suspension.guarantees(), [(0, 17)].into());
+        assert_eq!(set(Some(0), 18, 17), (0, vec![]));
+        assert_eq!(suspension.guarantees(), [].into());
+        assert_eq!(suspension.asked_guarantees(), [(0, 10)].into());
     }
 }
