@@ -16,7 +16,7 @@ use crate::library;
 use crate::settings::Settings;
 use mpsshim_model::amount;
 use mpsshim_model::device::DeviceInfo;
-use mpsshim_model::limits::{Limits, ManagedUsage, MemoryBound, Percentage, Usage};
+use mpsshim_model::limits::{Limits, ManagedUsage, MemoryBound, MoveUsage, Percentage, Usage};
 use mpsshim_model::mode::Modes;
 use mpsshim_model::policy::ByUser;
 use nix::unistd::{Uid, User};
@@ -282,6 +282,16 @@ fn device_waits(usage: Option<&Usage>) -> [Value; 2] {
     ]
 }
 
+/// Bytes of a client's device memory that were moved to host memory and back, and the milliseconds in which it had work and
+/// waited for device memory; each `null` where it does not apply or the server does not report it.
+fn moved(moves: Option<&MoveUsage>) -> [Value; 3] {
+    [
+        json!(moves.map(|moves| moves.to_host)),
+        json!(moves.map(|moves| moves.to_device)),
+        json!(moves.map(|moves| (moves.waited_ns / 1000) as f64 / 1e3)),
+    ]
+}
+
 /// A client's managed memory: bytes on its devices and in host memory, bytes and copies to the host and to the devices,
 /// faults, and the milliseconds that its threads waited for them; each `null` where it does not apply or the server does
 /// not report it.
@@ -330,6 +340,9 @@ pub fn clients(server: &Server, usage: &UsageBySession) -> Listing {
         row.push(json!(usage.and_then(|usage| usage.moved_out)));
         let guarantees = usage.map(|usage| usage.memory_guarantee.values().sum::<u64>());
         row.push(json!(guarantees.filter(|bytes| *bytes > 0)));
+        let moves = usage.and_then(|usage| usage.moves.as_ref());
+        row.push(json!(moves.map(|moves| moves.fixed.values().sum::<u64>())));
+        row.extend(moved(moves));
         row
     };
     Listing::of_lines(
@@ -346,6 +359,10 @@ pub fn clients(server: &Server, usage: &UsageBySession) -> Listing {
             "quarantined",
             "moved_out_memory",
             "memory_guarantee",
+            "fixed_memory",
+            "moved_to_host_bytes",
+            "moved_to_device_bytes",
+            "memory_wait_ms",
         ],
         server.sessions().map(row).collect(),
         server.clients().map(|pid| pid.to_string()),
@@ -437,6 +454,10 @@ const PROCESS_COLUMNS: &[&str] = &[
     "compute_mode",
     "moved_out_memory",
     "memory_guarantee",
+    "fixed_memory",
+    "moved_to_host_bytes",
+    "moved_to_device_bytes",
+    "memory_wait_ms",
 ];
 
 /// `ps`: a row for each client of each device, then one for each client that waits for a server; nothing, not even a
@@ -499,6 +520,10 @@ pub fn processes<'a>(
                 row.push(json!(moved_out));
                 let guarantee = usage.and_then(|usage| usage.memory_guarantee.get(&ordinal));
                 row.push(json!(guarantee));
+                let moves = usage.and_then(|usage| usage.moves.as_ref());
+                let fixed = moves.map(|moves| moves.fixed.get(&ordinal).copied().unwrap_or(0));
+                row.push(json!(fixed));
+                row.extend(moved(moves));
                 rows.push(row);
             }
         }

@@ -336,6 +336,9 @@ pub struct Usage {
     /// Bytes of its device memory that are in host memory now, for a client in proxy mode.
     #[serde(default)]
     pub moved_out: Option<u64>,
+    /// Moves of its device memory, for a client in proxy mode.
+    #[serde(default)]
+    pub moves: Option<MoveUsage>,
 }
 
 impl Usage {
@@ -419,6 +422,19 @@ pub struct ManagedUsage {
     /// Faults of the program's threads, counted by the client.
     pub faults: u64,
     /// Nanoseconds that threads waited for faults, counted by the client.
+    pub waited_ns: u64,
+}
+
+/// Moves of a client's device memory to host memory and back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveUsage {
+    /// Bytes on each device that cannot move, by the server's ordinal.
+    pub fixed: BTreeMap<usize, u64>,
+    /// Bytes moved to host memory so far.
+    pub to_host: u64,
+    /// Bytes moved back so far.
+    pub to_device: u64,
+    /// Nanoseconds in which the client had work, and its memory or room for more was lacking; a present wait included.
     pub waited_ns: u64,
 }
 

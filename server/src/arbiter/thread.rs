@@ -474,6 +474,7 @@ impl Arbiting {
                 managed: None,
                 bonds: None,
                 moved_out: None,
+                moves: None,
             }
         };
         self.clients.iter().map(of).collect()

@@ -95,6 +95,7 @@ impl Host for Fake {
             managed: None,
             bonds: None,
             moved_out: None,
+            moves: None,
         };
         self.clients.lock().expect("clients").push(usage);
         let (events, clients) = (self.events.clone(), self.clients.clone());

@@ -172,9 +172,10 @@ fn guaranteed_memory_is_moved_only_for_an_operator() {
     let all = format!("{} bytes in host memory", 32 * MIB);
     assert!(told.starts_with(&all), "{told}");
     let list = place.control(&["--format", "csv", "get_client_list", &server]);
-    let columns = "moved_out_memory,memory_guarantee\n";
+    let columns = "moved_out_memory,memory_guarantee,fixed_memory,moved_to_host_bytes,";
     assert!(list.out.contains(columns), "{}", list.out);
-    let values = format!(",{},{}\n", 32 * MIB, 20 * MIB);
+    let values = [32 * MIB, 20 * MIB, 0, 32 * MIB].map(|bytes| bytes.to_string());
+    let values = format!(",{},0,0.0\n", values.join(","));
     assert!(list.out.ends_with(&values), "{}", list.out);
 }
 
@@ -247,4 +248,68 @@ fn a_guarantee_stays_with_its_client_in_the_next_server() {
     assert_eq!(own(), [Some(20), None]);
     first.end();
     second.end();
+}
+
+#[test]
+fn the_cost_of_moves_is_shown() {
+    let place = daemon_with(&[MEMORY, ON]);
+    let mut survivor = Survivor::start(&place);
+    survivor.round();
+    let pid = survivor.program.pid().to_string();
+    let row = || {
+        let mut rows = place.ps().into_iter();
+        rows.find(|row| row["pid"] == pid).expect("a client")
+    };
+    let number = |column: &str| row()[column].parse::<f64>().expect("a number");
+    assert_eq!(number("moved_to_host_bytes"), 0.0);
+    assert_eq!(number("memory_wait_ms"), 0.0);
+    let server = server(&place).expect("a server").to_string();
+    let told = succeed(&place, &["suspend_client", &server, &pid]);
+    let bytes = number("moved_to_host_bytes");
+    let expected = format!(
+        "{bytes} bytes in host memory, {} bytes on the devices",
+        number("fixed_memory")
+    );
+    assert_eq!(told.trim(), expected);
+    // Without work it waits for nothing.
+    assert_eq!(number("memory_wait_ms"), 0.0);
+    succeed(&place, &["set_oversubscription", "off"]);
+    let mut other = attached(&place);
+    while other.memory(2 * MIB).is_ok() {}
+    survivor.program.say("round");
+    wait_until("it waits for memory", || number("memory_wait_ms") > 100.0);
+    assert_eq!(number("moved_to_device_bytes"), 0.0);
+    drop(other);
+    survivor.is_well();
+    assert_eq!(number("moved_to_device_bytes"), bytes);
+    let waited = number("memory_wait_ms");
+    survivor.round();
+    assert_eq!(number("memory_wait_ms"), waited);
+    survivor.end();
+}
+
+#[test]
+fn each_move_has_its_reason_in_the_log() {
+    let place = daemon_with(&[MEMORY, ON]);
+    let mut survivor = Survivor::start(&place);
+    let mut peer = attached(&place);
+    let free = peer.mem_info().expect("memory").free & !(2 * MIB - 1);
+    peer.memory(free).expect("room was made");
+    survivor.round();
+    let server = server(&place).expect("a server").to_string();
+    let pid = survivor.program.pid().to_string();
+    for command in ["suspend_client", "resume_client"] {
+        succeed(&place, &[command, &server, &pid]);
+    }
+    let log = place.log("server.log");
+    let moves = log.lines().filter_map(|line| line.split_once(" ms, for "));
+    let reasons: Vec<&str> = moves.map(|(_, reason)| reason).collect();
+    let needs = format!("which needs {free} bytes");
+    assert!(reasons[0].ends_with(&needs), "{reasons:?}");
+    assert!(reasons.contains(&"its own call"), "{reasons:?}");
+    assert_eq!(
+        reasons[reasons.len() - 2..],
+        ["suspend_client", "resume_client"]
+    );
+    survivor.end();
 }

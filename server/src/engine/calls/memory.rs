@@ -155,7 +155,9 @@ fn waits_for_room(session: &mut Session, shared: &Shared, memory: Memory, bytes:
     if shared.make_room(&session.shared, device, bytes) == Making::Nothing {
         return false;
     }
-    session.flow.room_at = Some(Instant::now() + room::ASKS);
+    let now = Instant::now();
+    session.shared.suspension.begin_wait(now);
+    session.flow.room_at = Some(now + room::ASKS);
     session.say_whether_at_work(&shared.gpu);
     true
 }

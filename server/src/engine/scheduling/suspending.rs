@@ -63,6 +63,9 @@ pub fn is_evicted(session: &Session) -> bool {
 pub fn visit_evicted(session: &mut Session) -> Visit {
     let order = session.shared.suspension.order();
     let calls = wants_attention(session);
+    if calls {
+        session.shared.suspension.begin_wait(Instant::now());
+    }
     match order {
         Some(Order::MakeRoom(..)) => return Visit::Evict,
         Some(Order::Out) if !calls => return Visit::Evict,
@@ -356,6 +359,10 @@ pub fn evict(shared: &Shared, mut session: Box<Session>) {
     panics::works_for(Some(session.shared.info.session));
     session.enter();
     let before = session.shared.suspension.moved();
+    let (reason, calls) = (
+        session.shared.suspension.reason(),
+        wants_attention(&session),
+    );
     let began = Instant::now();
     session.shared.suspension.set_moving(true);
     let outcome = evict_grants(&mut session, shared);
@@ -364,8 +371,12 @@ pub fn evict(shared: &Shared, mut session: Box<Session>) {
     let moved = session.shared.suspension.moved() - before;
     let client = session.shared.info.clone();
     if moved > 0 {
+        session.shared.suspension.count_moved(moved, 0);
+        if calls {
+            session.shared.suspension.begin_wait(began);
+        }
         tracing::info!(
-            "Client {client}: {moved} bytes of device memory are in host memory, after {} ms",
+            "Client {client}: {moved} bytes of device memory are in host memory, after {} ms, {reason}",
             began.elapsed().as_millis()
         );
     }
@@ -387,14 +398,16 @@ pub fn refill(shared: &Shared, mut session: Box<Session>) {
     panics::works_for(Some(session.shared.info.session));
     session.enter();
     let before = session.shared.suspension.moved();
+    let reason = session.shared.suspension.reason();
     let began = Instant::now();
     let outcome = refill_grants(&mut session, shared);
     shared.room.note_move(began.elapsed());
     let moved = before - session.shared.suspension.moved();
     let client = session.shared.info.clone();
     if moved > 0 {
+        session.shared.suspension.count_moved(0, moved);
         tracing::info!(
-            "Client {client}: {moved} bytes of device memory are back, after {} ms",
+            "Client {client}: {moved} bytes of device memory are back, after {} ms, {reason}",
             began.elapsed().as_millis()
         );
     }

@@ -146,6 +146,7 @@ impl SessionShared {
             threads: self.terms.threads,
             priority: self.terms.priority,
             weight: self.standing.weight(),
+            moves: Some(self.suspension.usage(&memory)),
             memory,
             memory_limit: self.account.limits_of_devices(),
             memory_guarantee: self.suspension.guarantees(),

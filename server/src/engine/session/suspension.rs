@@ -1,6 +1,8 @@
 //! Suspended clients: their device memory is in host memory until their next call.
 
 use crate::engine::base::ordinal::Ordinal;
+use mpsshim_model::client::ClientInfo;
+use mpsshim_model::limits::MoveUsage;
 use mpsshim_model::suspension::{Placement, Unmoved};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -105,6 +107,13 @@ struct State {
     asked: BTreeMap<Ordinal, u64>,
     /// Guarantees in force.
     guarantees: BTreeMap<Ordinal, Guarantee>,
+    /// Who needs the room that the order is for, and how many bytes.
+    needed: Option<(ClientInfo, u64)>,
+    /// Bytes moved to host memory and back so far.
+    moved_bytes: [u64; 2],
+    /// For how long it had work and waited for device memory, and since when it does.
+    waited: Duration,
+    waits: Option<Instant>,
     /// Until when it keeps its memory, although it is busy.
     keeps: Instant,
     /// Until when it is not asked to make room.
@@ -127,6 +136,10 @@ impl Default for Suspension {
                 moved: BTreeMap::new(),
                 asked: BTreeMap::new(),
                 guarantees: BTreeMap::new(),
+                needed: None,
+                moved_bytes: [0; 2],
+                waited: Duration::ZERO,
+                waits: None,
                 keeps: began,
                 resists: None,
             }),
@@ -137,11 +150,17 @@ impl Default for Suspension {
 impl Suspension {
     /// Gives an order. `false`: another one is being carried out.
     pub fn give(&self, order: Order) -> bool {
+        self.give_for(order, None)
+    }
+
+    /// Gives an order for this client, which needs so many bytes. `false`: another one is being carried out.
+    pub fn give_for(&self, order: Order, needed: Option<(ClientInfo, u64)>) -> bool {
         let mut state = self.state.lock();
         if state.order.is_some() {
             return false;
         }
         state.order = Some((order, Instant::now()));
+        state.needed = needed;
         state.outcome = None;
         self.is_ordered.store(true, Ordering::SeqCst);
         true
@@ -160,6 +179,20 @@ impl Suspension {
             return None;
         }
         self.state.lock().order.map(|(order, _)| order)
+    }
+
+    /// Why memory moves now, for the log.
+    pub fn reason(&self) -> String {
+        let state = self.state.lock();
+        match (state.order, &state.needed) {
+            (Some((Order::MakeRoom(..), _)), Some((client, bytes))) => {
+                format!("for client {client}, which needs {bytes} bytes")
+            }
+            (Some((Order::MakeRoom(..), _)), None) => "for another client".into(),
+            (Some((Order::Out, _)), _) => "for suspend_client".into(),
+            (Some((Order::In, _)), _) => "for resume_client".into(),
+            (None, _) => "for its own call".into(),
+        }
     }
 
     /// Whether there is an order to move memory to host memory.
@@ -276,6 +309,63 @@ impl Suspension {
         self.state.lock().moved = moved;
     }
 
+    /// Counts bytes that have been moved to host memory, and back.
+    pub fn count_moved(&self, to_host: u64, to_device: u64) {
+        let [host, device] = &mut self.state.lock().moved_bytes;
+        *host += to_host;
+        *device += to_device;
+    }
+
+    /// Bytes that have been moved to host memory, and back.
+    pub fn moved_bytes(&self) -> [u64; 2] {
+        self.state.lock().moved_bytes
+    }
+
+    /// Notes that it has work, and lacks device memory since then, unless it does so already.
+    pub fn begin_wait(&self, since: Instant) {
+        self.state.lock().waits.get_or_insert(since);
+    }
+
+    /// Notes that it has its memory.
+    pub fn end_wait(&self, now: Instant) {
+        let mut state = self.state.lock();
+        if let Some(since) = state.waits.take() {
+            state.waited += now.saturating_duration_since(since);
+        }
+    }
+
+    /// For how long it had work and waited for device memory.
+    pub fn waited(&self, now: Instant) -> Duration {
+        let state = self.state.lock();
+        let present = state
+            .waits
+            .map(|since| now.saturating_duration_since(since));
+        state.waited + present.unwrap_or_default()
+    }
+
+    /// Moves and waits of a session that holds these bytes of each device, by ordinal.
+    pub fn usage(&self, held: &BTreeMap<usize, u64>) -> MoveUsage {
+        let waited_ns = self.waited(Instant::now()).as_nanos() as u64;
+        let state = self.state.lock();
+        let moved = state.moved.iter().map(|(device, bytes)| (device, *bytes));
+        let movable = state.movable.iter();
+        let movable = movable.map(|(device, grants)| (device, grants.iter().sum()));
+        let mut fixed = held.clone();
+        for (device, bytes) in moved.chain(movable) {
+            if let Some(fixed) = fixed.get_mut(&device.index()) {
+                *fixed = fixed.saturating_sub(bytes);
+            }
+        }
+        fixed.retain(|_, bytes| *bytes > 0);
+        let [to_host, to_device] = state.moved_bytes;
+        MoveUsage {
+            fixed,
+            to_host,
+            to_device,
+            waited_ns,
+        }
+    }
+
     /// Sets the guarantees that the session has unless its user has others, in bytes.
     pub fn ask_guarantees(&self, bytes: BTreeMap<Ordinal, u64>) {
         self.state.lock().asked = bytes;
@@ -390,6 +480,52 @@ mod tests {
         suspension.add_movable(other, MIB);
         assert_eq!(suspension.beyond_guarantee(other, MIB), MIB);
         assert_eq!(suspension.movable(device), 10 * MIB);
+    }
+
+    #[test]
+    fn time_without_memory_is_counted() {
+        let (suspension, device) = with_guarantee(0);
+        let began = Instant::now();
+        let at = |seconds| began + Duration::from_secs(seconds);
+        suspension.begin_wait(at(0));
+        suspension.begin_wait(at(1));
+        assert_eq!(suspension.waited(at(2)), Duration::from_secs(2));
+        suspension.end_wait(at(3));
+        suspension.end_wait(at(4));
+        assert_eq!(suspension.waited(at(5)), Duration::from_secs(3));
+        suspension.begin_wait(at(6));
+        assert_eq!(suspension.waited(at(7)), Duration::from_secs(4));
+        suspension.add_movable(device, 4);
+        suspension.note_moved([(device, 3)].into());
+        suspension.count_moved(5, 2);
+        let usage = suspension.usage(&[(0, 9), (1, 8)].into());
+        assert_eq!(usage.fixed, [(0, 2), (1, 8)].into());
+        assert_eq!((usage.to_host, usage.to_device), (5, 2));
+    }
+
+    #[test]
+    fn moves_have_a_reason() {
+        let (suspension, device) = with_guarantee(0);
+        assert_eq!(suspension.reason(), "for its own call");
+        let client = ClientInfo {
+            session: 7,
+            pid: 8,
+            uid: 9,
+            partition: None,
+        };
+        let expected = format!("for client {client}, which needs 5 bytes");
+        let order = Order::MakeRoom(device, 3);
+        assert!(suspension.give_for(order, Some((client, 5))));
+        assert_eq!(suspension.reason(), expected);
+        suspension.withdraw();
+        for (order, reason) in [
+            (Order::Out, "for suspend_client"),
+            (Order::In, "for resume_client"),
+        ] {
+            assert!(suspension.give(order));
+            assert_eq!(suspension.reason(), reason);
+            suspension.withdraw();
+        }
     }
 
     #[test]

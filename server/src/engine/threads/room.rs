@@ -124,6 +124,7 @@ impl Shared {
             return Making::Waits;
         }
         let free = self.gpu.devices[device].free_memory(&self.gpu.driver);
+        let need = (asks.info.clone(), bytes);
         let bytes = bytes.saturating_sub(free).max(1);
         let mut others = self.roster.session_list();
         others.retain(|other| {
@@ -171,7 +172,8 @@ impl Shared {
                 break;
             }
             let needed = has.min(bytes - expected);
-            if session.suspension.give(Order::MakeRoom(device, needed)) {
+            let order = Order::MakeRoom(device, needed);
+            if session.suspension.give_for(order, Some(need.clone())) {
                 tracing::debug!(
                     "Client {} makes room for {needed} bytes of client {}",
                     session.info,
@@ -264,6 +266,7 @@ impl Shared {
 
     /// A session has the memory that it waited for.
     pub fn has_room(&self, session: &SessionShared) {
+        session.suspension.end_wait(Instant::now());
         if let Some(moves) = self.room.leave(session.info.session) {
             let keeps = (moves * SHARE).clamp(KEEPS.0, KEEPS.1);
             session.suspension.keep_until(Instant::now() + keeps);
