@@ -13,9 +13,10 @@ const OUT_OF_MEMORY: &str = "CUDA_ERROR_OUT_OF_MEMORY (2)";
 
 fn moved_out(place: &Place) -> u64 {
     let rows = place.ps();
-    let moved = rows
-        .iter()
-        .map(|row| row["moved_out_memory"].parse::<u64>());
+    let moved = rows.iter().map(|row| &row["moved_out_memory"]);
+    // A client that has just ended may still be listed, without values.
+    let moved = moved.filter(|moved| !moved.is_empty());
+    let moved = moved.map(|moved| moved.parse::<u64>());
     moved.map(|moved| moved.expect("a number")).sum()
 }
 
