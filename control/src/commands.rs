@@ -1,6 +1,6 @@
 //! The commands of the control daemon, each declared once in [`TABLE`]; [`super::parse`] parses them.
 
-use mpsshim_model::limits::Quantum;
+use mpsshim_model::limits::{MemoryBound, Quantum};
 use mpsshim_model::policy::{Oversubscription, Scheduling};
 use mpsshim_proto::nearest;
 use std::fmt::Write as _;
@@ -232,6 +232,44 @@ pub const TABLE: &[Row] = &[
         "set_user_device_pinned_mem_limit",
         "UID DEVICE AMOUNT",
         "set the device memory that all clients of a user together may hold, at once, for running and later servers; none removes the limit",
+    ),
+    row(
+        Kind::Lists,
+        "get_default_device_mem_guarantee",
+        "DEVICE",
+        "device memory of each client that is never moved to host memory for other clients, for servers started from now on; prints nothing if there is no guarantee",
+    ),
+    row(
+        Kind::Acts,
+        "set_default_device_mem_guarantee",
+        "DEVICE AMOUNT",
+        "with oversubscription: set the device memory of each client that is never moved to host memory for other clients, such as 3G or 512M \
+         (a number alone is MiB), for servers started from now on; none removes the guarantee",
+    ),
+    row(
+        Kind::Lists,
+        "get_device_mem_guarantee",
+        "PID DEVICE",
+        "device memory of each client of a running server that is never moved to host memory for other clients; prints nothing if there is no guarantee",
+    ),
+    row(
+        Kind::Acts,
+        "set_device_mem_guarantee",
+        "PID DEVICE AMOUNT",
+        "set the device memory guarantee of a running server, for clients that connect from now on; none removes the guarantee",
+    ),
+    row(
+        Kind::Lists,
+        "get_user_device_mem_guarantee",
+        "UID DEVICE",
+        "device memory of each client of a user that is never moved to host memory for other clients; prints nothing if there is no guarantee",
+    ),
+    row(
+        Kind::Acts,
+        "set_user_device_mem_guarantee",
+        "UID DEVICE AMOUNT",
+        "set the device memory guarantee of each client of a user, instead of the server's, at once, for running and later servers; none removes \
+         the user's",
     ),
     row(
         Kind::Lists,
@@ -501,14 +539,15 @@ pub enum Command {
     Percentage(Whose),
     /// `set_[default_]active_thread_percentage[_all]`; an invalid percentage changes nothing.
     SetPercentage(Whose, String),
-    /// `get_[default_]device_pinned_mem_limit`
-    MemoryLimit(Whose, String),
-    /// `set_[default_]device_pinned_mem_limit`; bytes, `None`: no limit.
-    SetMemoryLimit(Whose, String, Option<u64>),
-    /// `get_user_device_pinned_mem_limit UID DEVICE`
-    UserMemoryLimit(u32, String),
-    /// `set_user_device_pinned_mem_limit UID DEVICE AMOUNT`; bytes, `None`: no limit.
-    SetUserMemoryLimit(u32, String, Option<u64>),
+    /// `get_[default_]device_pinned_mem_limit`, `get_[default_]device_mem_guarantee`
+    Memory(MemoryBound, Whose, String),
+    /// `set_[default_]device_pinned_mem_limit`, `set_[default_]device_mem_guarantee`; bytes, `None`: none.
+    SetMemory(MemoryBound, Whose, String, Option<u64>),
+    /// `get_user_device_pinned_mem_limit UID DEVICE`, `get_user_device_mem_guarantee UID DEVICE`
+    UserMemory(MemoryBound, u32, String),
+    /// `set_user_device_pinned_mem_limit UID DEVICE AMOUNT`, `set_user_device_mem_guarantee UID DEVICE AMOUNT`; bytes,
+    /// `None`: none.
+    SetUserMemory(MemoryBound, u32, String, Option<u64>),
     /// `get_default_client_priority`
     Priority,
     /// `set_default_client_priority PRIORITY`

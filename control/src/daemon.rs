@@ -4,7 +4,7 @@ mod answering;
 mod room;
 
 use super::commands::Request;
-use super::defaults::Defaults;
+use super::defaults::{Defaults, setting_of};
 use super::devices::Devices;
 use super::directory::{DirectoryError, PipeDirectory};
 use super::greeting::{self, Greeting};
@@ -22,6 +22,7 @@ use crate::settings::{self, Settings};
 use mpsshim_api::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED;
 use mpsshim_model::client::Credentials;
 use mpsshim_model::device;
+use mpsshim_model::limits::MemoryBound;
 use mpsshim_model::mode::Modes;
 use mpsshim_model::mode::by_device::DeviceModes;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -68,9 +69,11 @@ pub enum DaemonError {
         /// Description of the error.
         why: String,
     },
-    /// A limit for a missing device.
-    #[error("{}: {why}", settings::PINNED_DEVICE_MEM_LIMIT)]
-    Limit {
+    /// A limit or a guarantee for a missing device.
+    #[error("{setting}: {why}")]
+    Memory {
+        /// The setting that names the device.
+        setting: &'static str,
         /// Description of the error.
         why: String,
     },
@@ -698,10 +701,14 @@ impl Daemon {
 fn devices_of_settings(launcher: &Launcher, defaults: &Defaults) -> Result<Devices, DaemonError> {
     let mut devices = Devices::default();
     let modes = launcher.modes();
-    let ordinals = defaults.limits.memory.keys().map(usize::to_string);
-    let uuids = defaults.by_uuid.iter().map(|(uuid, _)| uuid.clone());
-    let limited: Vec<String> = ordinals.chain(uuids).collect();
-    if modes.devices.is_empty() && limited.is_empty() {
+    let ordinals = MemoryBound::ALL.into_iter().flat_map(|bound| {
+        let ordinals = defaults.limits.memory_of(bound).keys();
+        ordinals.map(move |ordinal| (bound, ordinal.to_string()))
+    });
+    let uuids = defaults.by_uuid.iter();
+    let uuids = uuids.map(|(bound, uuid, _)| (*bound, uuid.clone()));
+    let named: Vec<(MemoryBound, String)> = ordinals.chain(uuids).collect();
+    if modes.devices.is_empty() && named.is_empty() {
         return Ok(devices);
     }
     match devices.find_now(launcher) {
@@ -710,8 +717,10 @@ fn devices_of_settings(launcher: &Launcher, defaults: &Defaults) -> Result<Devic
             if let Some(why) = wrong.into_iter().next() {
                 return Err(DaemonError::Modes { modes, why });
             }
-            for device in limited {
-                device::find(found, &device).map_err(|why| DaemonError::Limit { why })?;
+            for (bound, device) in named {
+                let setting = setting_of(bound);
+                let find = device::find(found, &device);
+                find.map_err(|why| DaemonError::Memory { setting, why })?;
             }
         }
         // A server may still find them; if not, its log explains the error.

@@ -3,7 +3,8 @@
 use crate::settings::given::{
     ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, Given, PINNED_DEVICE_MEM_LIMIT,
 };
-use mpsshim_model::limits::Limits;
+use mpsshim_model::limits::{Limits, MemoryBound};
+use mpsshim_proto::environment::DEVICE_MEM_GUARANTEE;
 use mpsshim_proto::limits::of_devices;
 
 /// Limits for servers that are started from now on.
@@ -11,8 +12,8 @@ use mpsshim_proto::limits::of_devices;
 pub struct Defaults {
     /// Limits of devices with known ordinals, and limits that do not depend on a device.
     pub limits: Limits,
-    /// Memory limits in bytes of devices whose ordinals are not known yet.
-    pub by_uuid: Vec<(String, u64)>,
+    /// Limits and guarantees of memory, in bytes, of devices whose ordinals are not known yet.
+    pub by_uuid: Vec<(MemoryBound, String, u64)>,
     /// The default scheduling was set, in the settings or by a command: that of servers that are taken over is ignored.
     pub scheduling_is_set: bool,
     /// Likewise the default oversubscription.
@@ -52,16 +53,26 @@ impl Defaults {
             limits.priority = priority(value).ok_or("it must be 0 or 1")?;
             Ok(())
         });
-        read(PINNED_DEVICE_MEM_LIMIT, &mut |value| {
-            for (device, bytes) in memory_limits(value)? {
-                match device.parse() {
-                    Ok(ordinal) => drop(limits.memory.insert(ordinal, bytes)),
-                    Err(_) => defaults.by_uuid.push((device, bytes)),
+        for bound in MemoryBound::ALL {
+            read(setting_of(bound), &mut |value| {
+                for (device, bytes) in memory_of_devices(value)? {
+                    match device.parse() {
+                        Ok(ordinal) => drop(limits.memory_of_mut(bound).insert(ordinal, bytes)),
+                        Err(_) => defaults.by_uuid.push((bound, device, bytes)),
+                    }
                 }
-            }
-            Ok(())
-        });
+                Ok(())
+            });
+        }
         wrong.map(|()| (defaults, ignored))
+    }
+}
+
+/// The setting that has the default.
+pub fn setting_of(bound: MemoryBound) -> &'static str {
+    match bound {
+        MemoryBound::Limit => PINNED_DEVICE_MEM_LIMIT,
+        MemoryBound::Guarantee => DEVICE_MEM_GUARANTEE,
     }
 }
 
@@ -71,7 +82,7 @@ pub fn priority(text: &str) -> Option<u32> {
 }
 
 /// Devices and bytes of such as `0=1G,GPU-eec5798d=512MB`.
-fn memory_limits(text: &str) -> Result<Vec<(String, u64)>, String> {
+fn memory_of_devices(text: &str) -> Result<Vec<(String, u64)>, String> {
     of_devices(text)
         .map(|limit| match limit {
             Ok((device, bytes)) => Ok((device.to_owned(), bytes)),
@@ -107,13 +118,20 @@ mod tests {
                 "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
                 "0=1G, 1=512MB,GPU-aa=3M",
             ),
+            ("MPSSHIM_DEVICE_MEM_GUARANTEE", "0=256M,GPU-ab=1M"),
         ]);
         assert_eq!(warnings, [""; 0]);
         assert_eq!(defaults.limits.threads.to_string(), "33.3");
         assert_eq!(defaults.limits.priority, 1);
         let memory: Vec<(usize, u64)> = defaults.limits.memory.into_iter().collect();
         assert_eq!(memory, [(0, 1 << 30), (1, 512 << 20)]);
-        assert_eq!(defaults.by_uuid, [("GPU-aa".to_owned(), 3 << 20)]);
+        let guarantee: Vec<(usize, u64)> = defaults.limits.guarantee.into_iter().collect();
+        assert_eq!(guarantee, [(0, 256 << 20)]);
+        let by_uuid = [
+            (MemoryBound::Limit, "GPU-aa".to_owned(), 3 << 20),
+            (MemoryBound::Guarantee, "GPU-ab".to_owned(), 1 << 20),
+        ];
+        assert_eq!(defaults.by_uuid, by_uuid);
     }
 
     #[test]
@@ -131,7 +149,7 @@ mod tests {
                 "\"1\" is not DEVICE=AMOUNT",
             ),
             (
-                "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+                "MPSSHIM_DEVICE_MEM_GUARANTEE",
                 "0=lots",
                 "\"0=lots\" is not DEVICE=AMOUNT",
             ),

@@ -16,7 +16,7 @@ pub enum Greeting<'a> {
     /// The command line of a user interface.
     Command(&'a [u8]),
     /// A server to be taken over, if it is of this release.
-    Server(Result<Introduction, takeover::Unknown>),
+    Server(Result<Box<Introduction>, takeover::Unknown>),
     /// None of these; the connection is to be refused with this reason.
     Unfit(Unfit),
 }
@@ -44,7 +44,7 @@ pub fn read(packet: &[u8]) -> Greeting<'_> {
         return Greeting::Command(line);
     }
     if let Some(json) = packet.strip_prefix(&MAGIC_SERVER) {
-        return Greeting::Server(Introduction::read(json));
+        return Greeting::Server(Introduction::read(json).map(Box::new));
     }
     let Some(rest) = packet.strip_prefix(&MAGIC_CLIENT) else {
         return Greeting::Unfit(Unfit::Garbage(packet.len()));

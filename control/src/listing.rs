@@ -16,7 +16,7 @@ use crate::library;
 use crate::settings::Settings;
 use mpsshim_model::amount;
 use mpsshim_model::device::DeviceInfo;
-use mpsshim_model::limits::{Limits, ManagedUsage, Percentage, Usage};
+use mpsshim_model::limits::{Limits, ManagedUsage, MemoryBound, MoveUsage, Percentage, Usage};
 use mpsshim_model::mode::Modes;
 use mpsshim_model::policy::ByUser;
 use nix::unistd::{Uid, User};
@@ -282,6 +282,16 @@ fn device_waits(usage: Option<&Usage>) -> [Value; 2] {
     ]
 }
 
+/// Bytes of a client's device memory that were moved to host memory and back, and the milliseconds in which it had work and
+/// waited for device memory; each `null` where it does not apply or the server does not report it.
+fn moved(moves: Option<&MoveUsage>) -> [Value; 3] {
+    [
+        json!(moves.map(|moves| moves.to_host)),
+        json!(moves.map(|moves| moves.to_device)),
+        json!(moves.map(|moves| (moves.waited_ns / 1000) as f64 / 1e3)),
+    ]
+}
+
 /// A client's managed memory: bytes on its devices and in host memory, bytes and copies to the host and to the devices,
 /// faults, and the milliseconds that its threads waited for them; each `null` where it does not apply or the server does
 /// not report it.
@@ -326,6 +336,13 @@ pub fn clients(server: &Server, usage: &UsageBySession) -> Listing {
         ];
         row.extend(turns(usage.get(&(server.pid, session))));
         row.push(is_apart(server));
+        let usage = usage.get(&(server.pid, session));
+        row.push(json!(usage.and_then(|usage| usage.moved_out)));
+        let guarantees = usage.map(|usage| usage.memory_guarantee.values().sum::<u64>());
+        row.push(json!(guarantees.filter(|bytes| *bytes > 0)));
+        let moves = usage.and_then(|usage| usage.moves.as_ref());
+        row.push(json!(moves.map(|moves| moves.fixed.values().sum::<u64>())));
+        row.extend(moved(moves));
         row
     };
     Listing::of_lines(
@@ -340,6 +357,12 @@ pub fn clients(server: &Server, usage: &UsageBySession) -> Listing {
             "waited_ms",
             "not_draining",
             "quarantined",
+            "moved_out_memory",
+            "memory_guarantee",
+            "fixed_memory",
+            "moved_to_host_bytes",
+            "moved_to_device_bytes",
+            "memory_wait_ms",
         ],
         server.sessions().map(row).collect(),
         server.clients().map(|pid| pid.to_string()),
@@ -430,6 +453,11 @@ const PROCESS_COLUMNS: &[&str] = &[
     "waits_for",
     "compute_mode",
     "moved_out_memory",
+    "memory_guarantee",
+    "fixed_memory",
+    "moved_to_host_bytes",
+    "moved_to_device_bytes",
+    "memory_wait_ms",
 ];
 
 /// `ps`: a row for each client of each device, then one for each client that waits for a server; nothing, not even a
@@ -490,6 +518,12 @@ pub fn processes<'a>(
                 row.extend([is_apart(server), json!(state), Value::Null]);
                 row.push(json!(device.compute_mode.to_string()));
                 row.push(json!(moved_out));
+                let guarantee = usage.and_then(|usage| usage.memory_guarantee.get(&ordinal));
+                row.push(json!(guarantee));
+                let moves = usage.and_then(|usage| usage.moves.as_ref());
+                let fixed = moves.map(|moves| moves.fixed.get(&ordinal).copied().unwrap_or(0));
+                row.push(json!(fixed));
+                row.extend(moved(moves));
                 rows.push(row);
             }
         }
@@ -611,42 +645,50 @@ pub fn percentages<'a>(servers: impl Iterator<Item = &'a Server> + Clone) -> Lis
     )
 }
 
-/// `get_default_device_pinned_mem_limit`, `get_device_pinned_mem_limit`
-pub fn memory_limit(
+/// `get_default_device_pinned_mem_limit`, `get_device_pinned_mem_limit`, and the same of guarantees
+pub fn memory(
+    bound: MemoryBound,
     server: Option<i32>,
     limits: &Limits,
     (ordinal, device): (usize, &DeviceInfo),
 ) -> Listing {
-    let limit = limits.memory.get(&ordinal);
+    let bytes = limits.memory_of(bound).get(&ordinal);
     Listing {
-        table: limit.map_or_else(String::new, |limit| amount::print(*limit)),
-        columns: &["server", "device", "uuid", "memory_limit"],
+        table: bytes.map_or_else(String::new, |bytes| amount::print(*bytes)),
+        columns: match bound {
+            MemoryBound::Limit => &["server", "device", "uuid", "memory_limit"],
+            MemoryBound::Guarantee => &["server", "device", "uuid", "memory_guarantee"],
+        },
         rows: vec![vec![
             json!(server),
             json!(ordinal),
             json!(device.uuid),
-            json!(limit),
+            json!(bytes),
         ]],
     }
 }
 
-/// `get_user_device_pinned_mem_limit`
-pub fn user_memory_limit(
+/// `get_user_device_pinned_mem_limit`, `get_user_device_mem_guarantee`
+pub fn user_memory(
+    bound: MemoryBound,
     uid: u32,
     limits: &Limits,
     (ordinal, device): (usize, &DeviceInfo),
 ) -> Listing {
-    let devices = limits.user_memory.get(&uid);
-    let limit = devices.and_then(|devices| devices.get(&ordinal));
+    let devices = limits.user_memory_of(bound).get(&uid);
+    let bytes = devices.and_then(|devices| devices.get(&ordinal));
     Listing {
-        table: limit.map_or_else(String::new, |limit| amount::print(*limit)),
-        columns: &["uid", "user", "device", "uuid", "memory_limit"],
+        table: bytes.map_or_else(String::new, |bytes| amount::print(*bytes)),
+        columns: match bound {
+            MemoryBound::Limit => &["uid", "user", "device", "uuid", "memory_limit"],
+            MemoryBound::Guarantee => &["uid", "user", "device", "uuid", "memory_guarantee"],
+        },
         rows: vec![vec![
             json!(uid),
             user_name(uid),
             json!(ordinal),
             json!(device.uuid),
-            json!(limit),
+            json!(bytes),
         ]],
     }
 }

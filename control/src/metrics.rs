@@ -272,6 +272,34 @@ const OF_CLIENT: &[Metric] = &[
     ),
     metric(
         G,
+        "client_moved_out_memory",
+        BYTES,
+        ("moved_out_memory", 1.0),
+        "Device memory that is in host memory, in proxy mode",
+    ),
+    metric(
+        C,
+        "client_moved_to_host",
+        BYTES,
+        ("moved_to_host_bytes", 1.0),
+        "Device memory moved to host memory, in proxy mode",
+    ),
+    metric(
+        C,
+        "client_moved_to_device",
+        BYTES,
+        ("moved_to_device_bytes", 1.0),
+        "Device memory moved back to a device, in proxy mode",
+    ),
+    metric(
+        C,
+        "client_memory_wait",
+        SECONDS,
+        ("memory_wait_ms", 1e3),
+        "Time in which the client had work and its device memory, or room for more, was lacking, in proxy mode",
+    ),
+    metric(
+        G,
         "client_managed_device_memory",
         BYTES,
         ("managed_device_memory", 1.0),
@@ -391,6 +419,20 @@ const OF_CLIENT_ON_DEVICE: &[Metric] = &[
         BYTES,
         ("memory_limit", 1.0),
         "Device memory that may be held; none without a limit",
+    ),
+    metric(
+        G,
+        "client_memory_guarantee",
+        BYTES,
+        ("memory_guarantee", 1.0),
+        "Device memory that is never moved to host memory for other clients; none without a guarantee",
+    ),
+    metric(
+        G,
+        "client_fixed_memory",
+        BYTES,
+        ("fixed_memory", 1.0),
+        "Device memory that cannot be moved to host memory, in proxy mode",
     ),
 ];
 /// Of a user, from `users`.
@@ -637,7 +679,8 @@ mod tests {
                    "memory_limit": null, "launches": 5, "held_ms": 1500.0, "turns": null,
                    "active_thread_percentage": 50.0, "gate_ms": 250.0, "device_context": id, "portable": 2 - id,
                    "managed_device_memory": 4096 * id, "managed_host_memory": 0, "managed_to_host_bytes": 10 * id,
-                   "managed_to_device_copies": id, "managed_faults": 3, "managed_wait_ms": (id == 2).then_some(250.0),
+                   "managed_to_device_copies": id, "memory_guarantee": (id == 2).then_some(64), "fixed_memory": 3, "moved_out_memory": 5,
+                   "moved_to_host_bytes": 9, "moved_to_device_bytes": 4, "memory_wait_ms": 750.0, "managed_faults": 3, "managed_wait_ms": (id == 2).then_some(250.0),
                    "device_wait_ms": (id == 2).then_some(500.0), "level": id - 1, "device_share_percentage": (id == 2).then_some(25.0)})
         };
         Lists {
@@ -714,6 +757,17 @@ mod tests {
         assert_eq!(line("mpsshim_client_device_share_ratio", &second), "0.25");
         let waited = line("mpsshim_client_device_wait_seconds_total", &second);
         assert_eq!(waited, "0.5");
+        for (name, value) in [
+            ("memory_guarantee_bytes", "64.0"),
+            ("fixed_memory_bytes", "3.0"),
+            ("moved_out_memory_bytes", "5.0"),
+            ("moved_to_host_bytes_total", "9.0"),
+            ("moved_to_device_bytes_total", "4.0"),
+            ("memory_wait_seconds_total", "0.75"),
+        ] {
+            let name = format!("mpsshim_client_{name}");
+            assert_eq!(line(&name, &second), value, "{name}");
+        }
         for (name, value) in [
             ("device_memory_bytes", "8192.0"),
             ("host_memory_bytes", "0.0"),

@@ -6,7 +6,7 @@ use super::commands::{
 use super::defaults;
 use clap::ValueEnum;
 use mpsshim_model::amount;
-use mpsshim_model::limits::Quantum;
+use mpsshim_model::limits::{MemoryBound, Quantum};
 #[cfg(test)]
 use mpsshim_model::policy::{Oversubscription, Scheduling};
 use std::time::Duration;
@@ -360,6 +360,14 @@ impl Arguments<'_> {
         })
     }
 
+    /// Whether the command is about limits of device memory or about guarantees.
+    fn bound(&self) -> MemoryBound {
+        match self.row.name.ends_with("_guarantee") {
+            true => MemoryBound::Guarantee,
+            false => MemoryBound::Limit,
+        }
+    }
+
     fn partition(&self) -> Result<Command, CommandError> {
         let number = |chunks: &str| {
             let chunks = chunks.parse().ok().filter(|chunks| *chunks > 0);
@@ -432,31 +440,33 @@ impl Arguments<'_> {
                 let [value] = self.exactly("a percentage")?;
                 Command::SetPercentage(Whose::All, text(value))
             }
-            "get_default_device_pinned_mem_limit" => {
+            "get_default_device_pinned_mem_limit" | "get_default_device_mem_guarantee" => {
                 let [device] = self.exactly("a device")?;
-                Command::MemoryLimit(Whose::Default, text(device))
+                Command::Memory(self.bound(), Whose::Default, text(device))
             }
-            "set_default_device_pinned_mem_limit" => {
+            "set_default_device_pinned_mem_limit" | "set_default_device_mem_guarantee" => {
                 let [device, amount] = self.exactly("a device and an amount")?;
-                Command::SetMemoryLimit(Whose::Default, text(device), self.amount(amount)?)
+                let amount = self.amount(amount)?;
+                Command::SetMemory(self.bound(), Whose::Default, text(device), amount)
             }
-            "get_device_pinned_mem_limit" => {
+            "get_device_pinned_mem_limit" | "get_device_mem_guarantee" => {
                 let [pid, device] = self.exactly("a process id and a device")?;
-                Command::MemoryLimit(Whose::Server(Server(text(pid))), text(device))
+                let whose = Whose::Server(Server(text(pid)));
+                Command::Memory(self.bound(), whose, text(device))
             }
-            "set_device_pinned_mem_limit" => {
+            "set_device_pinned_mem_limit" | "set_device_mem_guarantee" => {
                 let [pid, device, amount] = self.exactly("a process id, a device and an amount")?;
                 let whose = Whose::Server(Server(text(pid)));
-                Command::SetMemoryLimit(whose, text(device), self.amount(amount)?)
+                Command::SetMemory(self.bound(), whose, text(device), self.amount(amount)?)
             }
-            "get_user_device_pinned_mem_limit" => {
+            "get_user_device_pinned_mem_limit" | "get_user_device_mem_guarantee" => {
                 let [uid, device] = self.exactly("a user id and a device")?;
-                Command::UserMemoryLimit(self.user(uid)?, text(device))
+                Command::UserMemory(self.bound(), self.user(uid)?, text(device))
             }
-            "set_user_device_pinned_mem_limit" => {
+            "set_user_device_pinned_mem_limit" | "set_user_device_mem_guarantee" => {
                 let [uid, device, amount] = self.exactly("a user id, a device and an amount")?;
                 let amount = self.amount(amount)?;
-                Command::SetUserMemoryLimit(self.user(uid)?, text(device), amount)
+                Command::SetUserMemory(self.bound(), self.user(uid)?, text(device), amount)
             }
             "set_default_client_priority" => {
                 let [value] = self.exactly("a priority")?;
@@ -624,23 +634,37 @@ mod tests {
             ok("set_active_thread_percentage_all 40"),
             Command::SetPercentage(Whose::All, "40".into())
         );
-        assert_eq!(
-            ok("set_default_device_pinned_mem_limit 0 3G"),
-            Command::SetMemoryLimit(Whose::Default, "0".into(), Some(3 << 30))
-        );
-        assert_eq!(
-            ok("set_device_pinned_mem_limit 7 GPU-aa none"),
-            Command::SetMemoryLimit(Whose::Server(server(7)), "GPU-aa".into(), None)
-        );
-        assert_eq!(
-            ok("get_user_device_pinned_mem_limit 1000 GPU-aa"),
-            Command::UserMemoryLimit(1000, "GPU-aa".into())
-        );
-        for (amount, bytes) in [("2G", Some(2 << 30)), ("none", None)] {
+        for (bound, name) in [
+            (MemoryBound::Limit, "device_pinned_mem_limit"),
+            (MemoryBound::Guarantee, "device_mem_guarantee"),
+        ] {
             assert_eq!(
-                ok(&format!("set_user_device_pinned_mem_limit 0 1 {amount}")),
-                Command::SetUserMemoryLimit(0, "1".into(), bytes)
+                ok(&format!("get_default_{name} 0")),
+                Command::Memory(bound, Whose::Default, "0".into())
             );
+            assert_eq!(
+                ok(&format!("set_default_{name} 0 3G")),
+                Command::SetMemory(bound, Whose::Default, "0".into(), Some(3 << 30))
+            );
+            let whose = || Whose::Server(server(7));
+            assert_eq!(
+                ok(&format!("get_{name} 7 0")),
+                Command::Memory(bound, whose(), "0".into())
+            );
+            assert_eq!(
+                ok(&format!("set_{name} 7 GPU-aa none")),
+                Command::SetMemory(bound, whose(), "GPU-aa".into(), None)
+            );
+            assert_eq!(
+                ok(&format!("get_user_{name} 1000 GPU-aa")),
+                Command::UserMemory(bound, 1000, "GPU-aa".into())
+            );
+            for (amount, bytes) in [("2G", Some(2 << 30)), ("none", None)] {
+                assert_eq!(
+                    ok(&format!("set_user_{name} 0 1 {amount}")),
+                    Command::SetUserMemory(bound, 0, "1".into(), bytes)
+                );
+            }
         }
         assert_eq!(ok("set_default_client_priority 1"), Command::SetPriority(1));
         assert_eq!(
@@ -848,10 +872,13 @@ mod tests {
         assert!(error("shutdown_server 1 2").contains("one process id expected"));
         assert!(error("quit now").contains("unexpected \"now\""));
         assert!(error("set_active_thread_percentage_all").contains("a percentage expected"));
-        assert!(
-            error("set_default_device_pinned_mem_limit 0 lots").contains("not an amount of memory")
-        );
-        assert!(error("set_default_device_pinned_mem_limit 0").contains("a device and an amount"));
+        for name in ["device_pinned_mem_limit", "device_mem_guarantee"] {
+            let wrong = |arguments: &str| error(&format!("set_default_{name} {arguments}"));
+            assert!(wrong("0 lots").contains("not an amount of memory"));
+            assert!(wrong("0").contains("a device and an amount"));
+            let wrong = error(&format!("set_user_{name} root 0 1G"));
+            assert!(wrong.contains("\"root\" is not a user id"));
+        }
         for uid in ["root", "-1", "4294967295", "1.5", "50%"] {
             let wrong = error(&format!("set_user_device_pinned_mem_limit {uid} 0 1G"));
             assert!(wrong.contains(&format!("\"{uid}\" is not a user id")));

@@ -9,10 +9,10 @@ pub use given::{
     ACTIVE_THREAD_PERCENTAGE, CLIENT_PRIORITY, Given, PINNED_DEVICE_MEM_LIMIT, SM_PARTITION,
 };
 pub use mpsshim_proto::environment::{
-    CONFIG, COPY_THREADS, CUDA_LIBRARY, DISABLE, HOST_MEMORY, LIBRARY, LOG, LOG_DIRECTORY,
-    MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE, MOVED_MEMORY_DIRECTORY, NOTICES,
-    NVML_LIBRARY, OVERSUBSCRIPTION, PIPE_DIRECTORY, QUARANTINE, REQUIRED, SCHEDULING, SERVER,
-    STANDBY, STATIC_PARTITIONING, TURNS,
+    CONFIG, COPY_THREADS, CUDA_LIBRARY, DEVICE_MEM_GUARANTEE, DISABLE, HOST_MEMORY, LIBRARY, LOG,
+    LOG_DIRECTORY, MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE,
+    MOVED_MEMORY_DIRECTORY, NOTICES, NVML_LIBRARY, OVERSUBSCRIPTION, PIPE_DIRECTORY, QUARANTINE,
+    REQUIRED, SCHEDULING, SERVER, STANDBY, STATIC_PARTITIONING, TURNS,
 };
 
 use crate::defaults::Defaults;
@@ -228,6 +228,14 @@ pub const TABLE: &[Setting] = &[
                   goes to host memory when another client needs room, and comes back before their next call; busy clients that do not fit together take \
                   turns. The default of the daemon, which `set_oversubscription` changes, for all clients or those of a user. Not \
                   set: that of the servers that the daemon takes over, or off. Read by the daemon.",
+    },
+    Setting {
+        name: DEVICE_MEM_GUARANTEE,
+        key: Some("device_mem_guarantee"),
+        default: "none",
+        meaning: "Device memory of each client that is never moved to host memory for other clients, with oversubscription, such as \
+                  `0=1G,1=512MB`; a device is an ordinal or a UUID. The default of servers, which `set_default_device_mem_guarantee` changes. A \
+                  guarantee for a device that does not exist is an error: the daemon does not start. Read by the daemon.",
     },
     Setting {
         name: STANDBY,

@@ -69,6 +69,8 @@ pub enum Sort {
     Gate,
     /// Share of time in which kernels waited for the device
     Dwait,
+    /// Share of time spent waiting for device memory
+    Mwait,
     /// Process id, lowest first
     Pid,
 }
@@ -103,6 +105,16 @@ pub struct Client {
     /// Time that its kernels waited for the device, and for which clients, estimated.
     device_wait_ms: Option<f64>,
     device_waited_for: Option<Vec<Awaited>>,
+    /// Device memory that is never moved for other clients, that cannot move, and that is in host memory, bytes.
+    #[serde(default)]
+    memory_guarantee: Option<u64>,
+    #[serde(default)]
+    fixed_memory: Option<u64>,
+    #[serde(default)]
+    moved_out_memory: Option<u64>,
+    /// Time that it had work and waited for device memory.
+    #[serde(default)]
+    memory_wait_ms: Option<f64>,
     /// Managed memory on its devices and in host memory, bytes.
     managed_device_memory: Option<u64>,
     managed_host_memory: Option<u64>,
@@ -124,6 +136,8 @@ pub struct Client {
     gate_percentage: Option<f64>,
     #[serde(default)]
     device_wait_percentage: Option<f64>,
+    #[serde(default)]
+    memory_wait_percentage: Option<f64>,
     /// Process ids of the clients that had the device meanwhile, longest first.
     #[serde(default)]
     device_waits_for: Option<Vec<i32>>,
@@ -242,6 +256,7 @@ impl Look {
             client.waited_percentage = share(client.waited_ms, old.waited_ms);
             client.gate_percentage = share(client.gate_ms, old.gate_ms);
             client.device_wait_percentage = share(client.device_wait_ms, old.device_wait_ms);
+            client.memory_wait_percentage = share(client.memory_wait_ms, old.memory_wait_ms);
             let awaited = client.device_waited_for.as_ref();
             let awaited = awaited.zip(old.device_waited_for.as_ref());
             client.device_waits_for = awaited.map(|(now, then)| grown(now, then));
@@ -262,6 +277,7 @@ impl Look {
             Sort::Wait => client.waited_percentage,
             Sort::Gate => client.gate_percentage,
             Sort::Dwait => client.device_wait_percentage,
+            Sort::Mwait => client.memory_wait_percentage,
             Sort::Pid => Some(-f64::from(client.pid)),
         };
         // The sort is stable: clients with equal values stay in order of arrival. Unknown values come last.
@@ -367,6 +383,7 @@ mod tests {
         };
         let (first, old) = (&mut now.clients[0], &mut before.clients[0]);
         (first.device_wait_ms, old.device_wait_ms) = (Some(600.0), Some(100.0));
+        (first.memory_wait_ms, old.memory_wait_ms) = (Some(1300.0), Some(300.0));
         first.device_waited_for = awaited(&[(4, 300.0), (2, 250.0), (5, 50.0)]);
         old.device_waited_for = awaited(&[(4, 200.0), (5, 50.0)]);
         (first.managed_to_host_bytes, old.managed_to_host_bytes) = (Some(700), Some(100));
@@ -375,6 +392,7 @@ mod tests {
         assert_eq!(now.clients[0].managed_bytes_per_second, Some(500.0));
         assert_eq!(now.clients[1].managed_bytes_per_second, None);
         assert_eq!(now.clients[0].device_wait_percentage, Some(25.0));
+        assert_eq!(now.clients[0].memory_wait_percentage, Some(50.0));
         assert_eq!(now.clients[0].device_waits_for, Some(vec![2, 4]));
         assert_eq!(now.clients[1].device_waits_for, None);
         let rates: Vec<_> = now
@@ -399,6 +417,7 @@ mod tests {
         assert_eq!(order(&mut now, Sort::Pid, true), [3, 2, 1]);
         assert_eq!(order(&mut now, Sort::Launches, false), [1, 2, 3]);
         assert_eq!(order(&mut now, Sort::Dwait, false), [1, 2, 3]);
+        assert_eq!(order(&mut now, Sort::Mwait, false), [1, 2, 3]);
         assert_eq!(order(&mut now, Sort::Gate, false), [2, 1, 3]);
         assert_eq!(now.clients[0].gate_percentage, Some(75.0));
     }

@@ -129,6 +129,10 @@ enum Event {
     /// Percentage of the time in which a client has waited for its devices lately, and the time in the unit of
     /// [`Run::now`].
     DeviceWait(Process, u64, u32),
+    /// As [`Event::DeviceWait`], of waits for device memory that is in host memory, or for room.
+    MemoryWait(Process, u64, u32),
+    /// Bytes of device memory per second that were moved to host memory and back for a client lately, and the time.
+    DeviceMemory(Process, u64, [u64; 2]),
     /// Bytes of managed memory per second that were copied to the host and to devices for a client lately, and the time.
     Managed(Process, u64, [u64; 2]),
 }
@@ -209,6 +213,16 @@ impl Run {
     /// Writes which percentage of the time a client has waited for its devices until now. Counted as lost like a slice.
     pub fn device_wait(&self, process: Process, now: u64, percentage: u32) {
         self.send(Event::DeviceWait(process, now, percentage));
+    }
+
+    /// As [`Run::device_wait`], of waits for device memory that is in host memory, or for room.
+    pub fn memory_wait(&self, process: Process, now: u64, percentage: u32) {
+        self.send(Event::MemoryWait(process, now, percentage));
+    }
+
+    /// As [`Run::managed`], of device memory that was moved to host memory and back.
+    pub fn device_memory(&self, process: Process, now: u64, rates: [u64; 2]) {
+        self.send(Event::DeviceMemory(process, now, rates));
     }
 
     /// Writes how many bytes of managed memory per second were copied to the host and to devices for a client until now.

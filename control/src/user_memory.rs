@@ -1,6 +1,6 @@
 //! Device memory of each user: the total that its clients of both modes hold, and the limit.
 
-use mpsshim_model::limits::Limits;
+use mpsshim_model::limits::{Limits, MemoryBound};
 use mpsshim_proto::shm::{Mapping, sealed_memfd};
 use mpsshim_proto::user_memory::{PLACES, USER_MEMORY_LEN, UserMemory};
 use parking_lot::{Mutex, RwLock};
@@ -225,20 +225,22 @@ impl Drop for Place {
     }
 }
 
-/// Maximum number of limits by user and device: messages between daemon and server must fit in a packet.
+/// Maximum number of limits and guarantees by user and device: messages between daemon and server must fit in a packet.
 pub const MOST_LIMITS: usize = 1000;
 
-/// Sets or removes a user's limit.
+/// Sets or removes a user's limit, or the guarantee of its clients.
 ///
 /// # Errors
 /// The maximum number is reached; nothing is changed.
-pub fn set_limit(
+pub fn set_bound(
     limits: &mut Limits,
+    bound: MemoryBound,
     uid: u32,
     device: usize,
     bytes: Option<u64>,
 ) -> Result<(), String> {
-    let all = &mut limits.user_memory;
+    let count = count_bounds(limits);
+    let all = limits.user_memory_of_mut(bound);
     let Some(bytes) = bytes else {
         if let Some(devices) = all.get_mut(&uid) {
             devices.remove(&device);
@@ -249,11 +251,20 @@ pub fn set_limit(
     let is_new = all
         .get(&uid)
         .is_none_or(|devices| !devices.contains_key(&device));
-    if is_new && all.values().map(BTreeMap::len).sum::<usize>() >= MOST_LIMITS {
-        return Err(format!("there are {MOST_LIMITS} limits of users already"));
+    if is_new && count >= MOST_LIMITS {
+        return Err(format!(
+            "there are {MOST_LIMITS} limits and guarantees of users already"
+        ));
     }
     all.entry(uid).or_default().insert(device, bytes);
     Ok(())
+}
+
+/// Number of limits and guarantees by user and device.
+pub fn count_bounds(limits: &Limits) -> usize {
+    let all = MemoryBound::ALL.into_iter();
+    let users = all.flat_map(|bound| limits.user_memory_of(bound).values());
+    users.map(BTreeMap::len).sum()
 }
 
 #[cfg(test)]
@@ -261,10 +272,13 @@ mod tests {
     use super::*;
     use mpsshim_model::policy::{MOST_USERS, Scheduling};
 
+    const LIMIT: MemoryBound = MemoryBound::Limit;
+
     fn limits(all: &[(u32, usize, u64)]) -> Limits {
         let mut limits = Limits::default();
         for (uid, device, bytes) in all {
-            set_limit(&mut limits, *uid, *device, Some(*bytes)).expect("a limit");
+            let set = set_bound(&mut limits, LIMIT, *uid, *device, Some(*bytes));
+            set.expect("a limit");
         }
         limits
     }
@@ -363,11 +377,15 @@ mod tests {
         all.scheduling.users = users.map(|uid| (uid, Scheduling::Auto)).collect();
         let json = serde_json::to_string(&all).expect("JSON");
         assert!(json.len() < 60_000, "it fits a packet: {}", json.len());
-        assert!(set_limit(&mut all, 1, 0, Some(1)).is_err());
-        assert!(set_limit(&mut all, 4_000_000_000, 15, Some(1)).is_ok());
-        set_limit(&mut all, 4_000_000_000, 15, None).expect("removed");
-        set_limit(&mut all, 4_000_000_000, 15, None).expect("nothing");
+        for bound in MemoryBound::ALL {
+            assert!(set_bound(&mut all, bound, 1, 0, Some(1)).is_err());
+        }
+        assert!(set_bound(&mut all, LIMIT, 4_000_000_000, 15, Some(1)).is_ok());
+        set_bound(&mut all, LIMIT, 4_000_000_000, 15, None).expect("removed");
+        set_bound(&mut all, LIMIT, 4_000_000_000, 15, None).expect("nothing");
         assert_eq!(all.user_memory.len(), MOST_LIMITS - 1);
-        assert!(set_limit(&mut all, 1, 0, Some(1)).is_ok());
+        let set = set_bound(&mut all, MemoryBound::Guarantee, 1, 0, Some(1));
+        assert_eq!((set, all.user_guarantee.len()), (Ok(()), 1));
+        assert!(set_bound(&mut all, LIMIT, 1, 0, Some(1)).is_err());
     }
 }

@@ -140,6 +140,29 @@ impl fmt::Display for Quantum {
     }
 }
 
+/// Device memory that a client may hold at most, or that stays on the device although others need room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryBound {
+    /// It may hold no more.
+    Limit,
+    /// So much of it is never moved to host memory for other clients.
+    Guarantee,
+}
+
+impl MemoryBound {
+    /// Both.
+    pub const ALL: [MemoryBound; 2] = [MemoryBound::Limit, MemoryBound::Guarantee];
+}
+
+impl fmt::Display for MemoryBound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MemoryBound::Limit => "limit",
+            MemoryBound::Guarantee => "guarantee",
+        })
+    }
+}
+
 /// Limits of future clients.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
@@ -151,6 +174,13 @@ pub struct Limits {
     /// applies to connected clients, too.
     #[serde(default)]
     pub user_memory: BTreeMap<u32, BTreeMap<usize, u64>>,
+    /// Bytes of device memory of a client that are never moved to host memory for other clients, by the server's ordinal.
+    #[serde(default)]
+    pub guarantee: BTreeMap<usize, u64>,
+    /// The same for each client of a user, which replaces [`Limits::guarantee`], by user id and the server's ordinal. A
+    /// change applies to connected clients, too.
+    #[serde(default)]
+    pub user_guarantee: BTreeMap<u32, BTreeMap<usize, u64>>,
     /// Client priority: 0 normal, 1 below normal.
     pub priority: u32,
     /// How long a client in direct mode keeps its turn while others wait; a change applies to connected clients, too.
@@ -173,9 +203,45 @@ impl Limits {
     pub fn of_user(&self, uid: u32) -> Limits {
         let mut limits = self.clone();
         limits.user_memory.retain(|user, _| *user == uid);
+        limits.user_guarantee.retain(|user, _| *user == uid);
         limits.scheduling = limits.scheduling.of_user(uid);
         limits.oversubscription = limits.oversubscription.of_user(uid);
         limits
+    }
+
+    /// Limits or guarantees of a client, in bytes by the server's ordinal.
+    pub fn memory_of(&self, bound: MemoryBound) -> &BTreeMap<usize, u64> {
+        match bound {
+            MemoryBound::Limit => &self.memory,
+            MemoryBound::Guarantee => &self.guarantee,
+        }
+    }
+
+    /// As [`Limits::memory_of`], to change them.
+    pub fn memory_of_mut(&mut self, bound: MemoryBound) -> &mut BTreeMap<usize, u64> {
+        match bound {
+            MemoryBound::Limit => &mut self.memory,
+            MemoryBound::Guarantee => &mut self.guarantee,
+        }
+    }
+
+    /// Limits or guarantees of users, in bytes by user id and the server's ordinal.
+    pub fn user_memory_of(&self, bound: MemoryBound) -> &BTreeMap<u32, BTreeMap<usize, u64>> {
+        match bound {
+            MemoryBound::Limit => &self.user_memory,
+            MemoryBound::Guarantee => &self.user_guarantee,
+        }
+    }
+
+    /// As [`Limits::user_memory_of`], to change them.
+    pub fn user_memory_of_mut(
+        &mut self,
+        bound: MemoryBound,
+    ) -> &mut BTreeMap<u32, BTreeMap<usize, u64>> {
+        match bound {
+            MemoryBound::Limit => &mut self.user_memory,
+            MemoryBound::Guarantee => &mut self.user_guarantee,
+        }
     }
 }
 
@@ -185,6 +251,8 @@ impl Default for Limits {
             threads: Percentage::ALL,
             memory: BTreeMap::new(),
             user_memory: BTreeMap::new(),
+            guarantee: BTreeMap::new(),
+            user_guarantee: BTreeMap::new(),
             priority: 0,
             quantum: Quantum::DEFAULT,
             scheduling: SchedulingPolicy::default(),
@@ -232,6 +300,9 @@ pub struct Usage {
     pub memory: BTreeMap<usize, u64>,
     /// Bytes it may hold.
     pub memory_limit: BTreeMap<usize, u64>,
+    /// Bytes of it that are never moved to host memory for other clients.
+    #[serde(default)]
+    pub memory_guarantee: BTreeMap<usize, u64>,
     /// Bytes of pinned host memory it holds.
     pub host: u64,
     /// Its mode.
@@ -265,6 +336,9 @@ pub struct Usage {
     /// Bytes of its device memory that are in host memory now, for a client in proxy mode.
     #[serde(default)]
     pub moved_out: Option<u64>,
+    /// Moves of its device memory, for a client in proxy mode.
+    #[serde(default)]
+    pub moves: Option<MoveUsage>,
 }
 
 impl Usage {
@@ -348,6 +422,19 @@ pub struct ManagedUsage {
     /// Faults of the program's threads, counted by the client.
     pub faults: u64,
     /// Nanoseconds that threads waited for faults, counted by the client.
+    pub waited_ns: u64,
+}
+
+/// Moves of a client's device memory to host memory and back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveUsage {
+    /// Bytes on each device that cannot move, by the server's ordinal.
+    pub fixed: BTreeMap<usize, u64>,
+    /// Bytes moved to host memory so far.
+    pub to_host: u64,
+    /// Bytes moved back so far.
+    pub to_device: u64,
+    /// Nanoseconds in which the client had work, and its memory or room for more was lacking; a present wait included.
     pub waited_ns: u64,
 }
 
@@ -441,11 +528,18 @@ mod tests {
         let mut limits = Limits::default();
         limits.scheduling.default = Scheduling::Fifo;
         for uid in [7, 8] {
-            limits.user_memory.insert(uid, [(0, 1)].into());
+            for bound in MemoryBound::ALL {
+                limits
+                    .user_memory_of_mut(bound)
+                    .insert(uid, [(0, 1)].into());
+            }
             limits.scheduling.users.insert(uid, Scheduling::Auto);
         }
         let own = limits.of_user(7);
-        assert_eq!(own.user_memory.keys().collect::<Vec<_>>(), [&7]);
+        for bound in MemoryBound::ALL {
+            let users = own.user_memory_of(bound).keys();
+            assert_eq!(users.collect::<Vec<_>>(), [&7]);
+        }
         assert_eq!(own.scheduling.users.keys().collect::<Vec<_>>(), [&7]);
         assert_eq!(own.scheduling.default, Scheduling::Fifo);
     }

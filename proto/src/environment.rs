@@ -58,8 +58,10 @@ names! {
     MODE = "MPSSHIM_MODE";
     /// When clients in direct mode take turns.
     TURNS = "MPSSHIM_TURNS";
-    /// Whether clients may have more device memory together than the device has.
+    /// Whether clients in proxy mode may have more device memory together than the device has.
     OVERSUBSCRIPTION = "MPSSHIM_OVERSUBSCRIPTION";
+    /// Device memory of each client that is never moved to host memory for other clients.
+    DEVICE_MEM_GUARANTEE = "MPSSHIM_DEVICE_MEM_GUARANTEE";
     /// In which order the kernels of clients in proxy mode are served.
     SCHEDULING = "MPSSHIM_SCHEDULING";
     /// Whether programs that may have caused a fault are quarantined.
@@ -97,10 +99,11 @@ pub const MOST_COPY_THREADS: usize = 15;
 type Check = fn(&str) -> Result<(), String>;
 
 /// Settings whose invalid values are no errors of the programs that read them.
-const CHECKS: [(&str, Check); 10] = [
+const CHECKS: [(&str, Check); 11] = [
     (ACTIVE_THREAD_PERCENTAGE, percentage),
     (CLIENT_PRIORITY, priority),
     (PINNED_DEVICE_MEM_LIMIT, memory_limits),
+    (DEVICE_MEM_GUARANTEE, memory_guarantees),
     (COPY_THREADS, copy_threads),
     (MANAGED_FAULTS, managed_faults),
     (NOTICES, notices),
@@ -190,6 +193,13 @@ fn memory_limits(value: &str) -> Result<(), String> {
         Some(part) => Err(format!(
             "is ignored by the daemon, and programs do not run with it: \"{part}\" is not DEVICE=AMOUNT"
         )),
+    }
+}
+
+fn memory_guarantees(value: &str) -> Result<(), String> {
+    match limits::of_devices(value).find_map(Result::err) {
+        None => Ok(()),
+        Some(part) => Err(format!("is ignored: \"{part}\" is not DEVICE=AMOUNT")),
     }
 }
 

@@ -193,10 +193,11 @@ impl Engine {
         }
     }
 
-    /// Sets the limits of clients that connect from now on, and the scheduling of all clients.
+    /// Sets the limits of clients that connect from now on, and the scheduling and the users' guarantees of all clients.
     pub fn set_limits(&self, limits: Limits) {
         let before = std::mem::replace(&mut *self.shared.roster.limits.lock(), limits);
         self.shared.change_scheduling(&before.scheduling);
+        self.shared.share_guarantees();
     }
 
     /// Sets a client's weight. Unknown sessions are ignored.

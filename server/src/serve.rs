@@ -291,6 +291,8 @@ impl<H: Host> Serving<H> {
             threads,
             memory,
             user_memory,
+            guarantee,
+            user_guarantee,
             priority,
             quantum,
             scheduling,
@@ -307,6 +309,16 @@ impl<H: Host> Serving<H> {
             for (device, bytes) in devices {
                 tracing::info!(
                     "Device pinned memory limit of user {uid} for device {device} set to {bytes:#x} bytes"
+                );
+            }
+        }
+        for (device, bytes) in guarantee {
+            tracing::info!("Device memory guarantee for device {device} set to {bytes:#x} bytes");
+        }
+        for (uid, devices) in user_guarantee {
+            for (device, bytes) in devices {
+                tracing::info!(
+                    "Device memory guarantee of user {uid} for device {device} set to {bytes:#x} bytes"
                 );
             }
         }

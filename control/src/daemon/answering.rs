@@ -14,7 +14,7 @@ use crate::wire::{self, Answer};
 use mpsshim_model::amount;
 use mpsshim_model::client::Credentials;
 use mpsshim_model::device::{self, DeviceInfo};
-use mpsshim_model::limits::{Limits, Percentage};
+use mpsshim_model::limits::{Limits, MemoryBound, Percentage};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -98,10 +98,10 @@ impl Daemon {
                 // As with NVIDIA's, 0 or 1 is the last line.
                 .map_err(|answer| Answer::failed(answer.text + "1")),
             Command::DeviceQuery { .. }
-            | Command::MemoryLimit(..)
-            | Command::SetMemoryLimit(..)
-            | Command::UserMemoryLimit(..)
-            | Command::SetUserMemoryLimit(..)
+            | Command::Memory(..)
+            | Command::SetMemory(..)
+            | Command::UserMemory(..)
+            | Command::SetUserMemory(..)
             | Command::AddPartition(..)
             | Command::RemovePartition(..)
             | Command::Partitions
@@ -304,15 +304,15 @@ impl Daemon {
             },
             Command::Percentage(whose) => self.percentage(whose).map(print),
             Command::SetPercentage(whose, value) => self.set_percentage(whose, value),
-            Command::MemoryLimit(whose, device) => self.memory_limit(whose, device).map(print),
-            Command::SetMemoryLimit(whose, device, limit) => {
-                self.set_memory_limit(whose, device, *limit)
+            Command::Memory(bound, whose, device) => self.memory(*bound, whose, device).map(print),
+            Command::SetMemory(bound, whose, device, bytes) => {
+                self.set_memory(*bound, whose, device, *bytes)
             }
-            Command::UserMemoryLimit(uid, device) => {
-                self.user_memory_limit(*uid, device).map(print)
+            Command::UserMemory(bound, uid, device) => {
+                self.user_memory(*bound, *uid, device).map(print)
             }
-            Command::SetUserMemoryLimit(uid, device, limit) => {
-                self.set_user_memory_limit(*uid, device, *limit)
+            Command::SetUserMemory(bound, uid, device, bytes) => {
+                self.set_user_memory(*bound, *uid, device, *bytes)
             }
             Command::AddPartition(device, chunks) => self.add_partition(device, *chunks),
             Command::RemovePartition(device, partition) => self.remove_partition(device, partition),
@@ -556,26 +556,34 @@ impl Daemon {
         Ok((ordinal, &devices[ordinal]))
     }
 
-    fn memory_limit(&self, whose: &Whose, device: &str) -> Result<Listing, Answer> {
+    fn memory(&self, bound: MemoryBound, whose: &Whose, device: &str) -> Result<Listing, Answer> {
         let (server, limits) = self.limits(whose)?;
-        Ok(listing::memory_limit(server, limits, self.device(device)?))
+        let device = self.device(device)?;
+        Ok(listing::memory(bound, server, limits, device))
     }
 
-    fn set_memory_limit(&mut self, whose: &Whose, device: &str, limit: Option<u64>) -> Outcome {
+    fn set_memory(
+        &mut self,
+        bound: MemoryBound,
+        whose: &Whose,
+        device: &str,
+        bytes: Option<u64>,
+    ) -> Outcome {
         let (ordinal, _) = self.device(device)?;
         self.change(whose, |limits| {
-            match limit {
-                Some(bytes) => limits.memory.insert(ordinal, bytes),
-                None => limits.memory.remove(&ordinal),
+            let memory = limits.memory_of_mut(bound);
+            match bytes {
+                Some(bytes) => memory.insert(ordinal, bytes),
+                None => memory.remove(&ordinal),
             };
         })?;
         Ok(Answer::done(""))
     }
 
-    fn user_memory_limit(&self, uid: u32, device: &str) -> Result<Listing, Answer> {
+    fn user_memory(&self, bound: MemoryBound, uid: u32, device: &str) -> Result<Listing, Answer> {
         let limits = self.servers.default_limits();
         let device = self.device(device)?;
-        Ok(listing::user_memory_limit(uid, limits, device))
+        Ok(listing::user_memory(bound, uid, limits, device))
     }
 
     fn add_partition(&mut self, device: &str, chunks: u32) -> Outcome {
@@ -604,13 +612,19 @@ impl Daemon {
     }
 
     /// Applies to all servers, running and future, since a user may have clients at several.
-    fn set_user_memory_limit(&mut self, uid: u32, device: &str, limit: Option<u64>) -> Outcome {
+    fn set_user_memory(
+        &mut self,
+        bound: MemoryBound,
+        uid: u32,
+        device: &str,
+        bytes: Option<u64>,
+    ) -> Outcome {
         let (ordinal, info) = self.device(device)?;
-        if limit.is_some_and(|bytes| info.memory > 0 && bytes > info.memory) {
+        if bytes.is_some_and(|bytes| info.memory > 0 && bytes > info.memory) {
             let all = amount::print(info.memory);
             return Err(Answer::failed(format!("Device {device} has only {all}")));
         }
-        let set = self.servers.set_user_limit(uid, ordinal, limit);
+        let set = self.servers.set_user_memory(bound, uid, ordinal, bytes);
         set.map_err(Answer::failed)?;
         Ok(Answer::done(""))
     }

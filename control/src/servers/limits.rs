@@ -4,8 +4,9 @@ use super::{Server, Servers};
 use crate::usage::Report;
 use crate::user_memory;
 use mpsshim_model::device::{self, DeviceInfo};
-use mpsshim_model::limits::Limits;
+use mpsshim_model::limits::{Limits, MemoryBound};
 use mpsshim_model::policy::{ByUser, Oversubscription, Scheduling};
+use std::collections::BTreeMap;
 use std::fmt;
 
 impl Servers {
@@ -35,17 +36,19 @@ impl Servers {
         server.order_limits(limits)
     }
 
-    /// Limits the device memory of all clients of a user together, at every server. `None`: no limit.
+    /// Limits the device memory of all clients of a user together, or guarantees each of them some, at every server.
+    /// `None`: neither.
     ///
     /// # Errors
-    /// There are too many such limits; nothing is changed then.
-    pub fn set_user_limit(
+    /// There are too many of these; nothing is changed then.
+    pub fn set_user_memory(
         &mut self,
+        bound: MemoryBound,
         uid: u32,
         device: usize,
         bytes: Option<u64>,
     ) -> Result<(), String> {
-        user_memory::set_limit(&mut self.defaults.limits, uid, device, bytes)?;
+        user_memory::set_bound(&mut self.defaults.limits, bound, uid, device, bytes)?;
         self.tell_policies();
         Ok(())
     }
@@ -106,11 +109,12 @@ impl Servers {
         }
     }
 
-    /// Tells the servers the limits of users, the scheduling and the static partitions.
+    /// Tells the servers the limits and guarantees of users, the scheduling and the static partitions.
     fn tell_policies(&mut self) {
         for index in 0..self.running.len() {
             let Limits {
                 user_memory,
+                user_guarantee,
                 scheduling,
                 oversubscription,
                 partitions,
@@ -119,6 +123,7 @@ impl Servers {
             let server = &mut self.running[index];
             let limits = Limits {
                 user_memory,
+                user_guarantee,
                 scheduling,
                 oversubscription,
                 partitions,
@@ -134,23 +139,11 @@ impl Servers {
         }
     }
 
-    /// Adopts the limits of users and the scheduling set at the previous daemon, except where they have been set since.
+    /// Adopts the limits and guarantees of users and the scheduling set at the previous daemon, except where they have been set since.
     /// `limits` must come from an introduction of this user's server that has been checked.
     pub(super) fn adopt_policies(&mut self, limits: &Limits, uid: u32) {
-        for (uid, devices) in &limits.user_memory {
-            for (device, bytes) in devices {
-                let known = &self.defaults.limits.user_memory;
-                if known
-                    .get(uid)
-                    .is_some_and(|known| known.contains_key(device))
-                {
-                    continue;
-                }
-                let own = &mut self.defaults.limits;
-                if let Err(why) = user_memory::set_limit(own, *uid, *device, Some(*bytes)) {
-                    tracing::warn!("A limit of user {uid} is ignored: {why}");
-                }
-            }
+        for bound in MemoryBound::ALL {
+            self.adopt_user_memory(bound, limits.user_memory_of(bound));
         }
         let trusted = self.launcher.trusts(uid);
         let own = &mut self.defaults.limits.scheduling;
@@ -170,6 +163,25 @@ impl Servers {
             (uid, trusted),
         );
         self.tell_policies();
+    }
+
+    fn adopt_user_memory(
+        &mut self,
+        bound: MemoryBound,
+        users: &BTreeMap<u32, BTreeMap<usize, u64>>,
+    ) {
+        let own = &mut self.defaults.limits;
+        for (uid, devices) in users {
+            for (device, bytes) in devices {
+                let known = own.user_memory_of(bound).get(uid);
+                if known.is_some_and(|known| known.contains_key(device)) {
+                    continue;
+                }
+                if let Err(why) = user_memory::set_bound(own, bound, *uid, *device, Some(*bytes)) {
+                    tracing::warn!("A {bound} of user {uid} is ignored: {why}");
+                }
+            }
+        }
     }
 
     /// Gives all sessions of a client process a weight.
@@ -212,9 +224,10 @@ impl Servers {
             return;
         }
         let mut limits = server.limits.clone();
-        for (uuid, bytes) in &self.defaults.by_uuid {
+        for (bound, uuid, bytes) in &self.defaults.by_uuid {
             if let Ok(ordinal) = device::find(devices, uuid) {
-                limits.memory.entry(ordinal).or_insert(*bytes);
+                let memory = limits.memory_of_mut(*bound);
+                memory.entry(ordinal).or_insert(*bytes);
             }
         }
         if limits != server.limits
@@ -227,19 +240,21 @@ impl Servers {
     /// The devices are known: limits of the environment that name one by its UUID come into force, before any client
     /// is handed over.
     pub fn learn_devices(&mut self, devices: &[DeviceInfo]) {
-        for (uuid, bytes) in self.defaults.by_uuid.split_off(0) {
+        for (bound, uuid, bytes) in self.defaults.by_uuid.split_off(0) {
             let ordinal = match device::find(devices, &uuid) {
                 Ok(ordinal) => ordinal,
                 Err(why) => {
                     // The lookup at the daemon's start did not report this mistake, since it found no devices at all.
-                    tracing::error!("A device memory limit matches no device: {why}");
+                    tracing::error!("A device memory {bound} matches no device: {why}");
                     continue;
                 }
             };
-            self.defaults.limits.memory.entry(ordinal).or_insert(bytes);
+            let memory = self.defaults.limits.memory_of_mut(bound);
+            memory.entry(ordinal).or_insert(bytes);
             for server in &mut self.running {
                 let mut limits = server.limits.clone();
-                limits.memory.entry(ordinal).or_insert(bytes);
+                let memory = limits.memory_of_mut(bound);
+                memory.entry(ordinal).or_insert(bytes);
                 if let Err(why) = server.order_limits(limits) {
                     tracing::warn!("{why}");
                 }

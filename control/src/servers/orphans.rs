@@ -8,9 +8,9 @@ use crate::process::Process;
 use crate::program::Program;
 use crate::spawn::Owner;
 use crate::takeover::{Introduction, Unknown, Verdict};
-use crate::user_memory::MOST_LIMITS;
+use crate::user_memory::{MOST_LIMITS, count_bounds};
 use mpsshim_model::client::Credentials;
-use mpsshim_model::limits::Limits;
+use mpsshim_model::limits::{Limits, MemoryBound};
 use mpsshim_model::policy::{ByUser, MOST_USERS};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -30,7 +30,7 @@ impl Servers {
         &mut self,
         connection: Stranger,
         who: Credentials,
-        said: Result<Introduction, Unknown>,
+        said: Result<Box<Introduction>, Unknown>,
         devices: Option<usize>,
     ) {
         let Credentials { pid, uid, gid } = who;
@@ -40,7 +40,7 @@ impl Servers {
             let program = said.quarantined.as_ref();
             check_program(program, of)?;
             self.check_partitions(&said.limits, uid)?;
-            Ok((self.may_take_over(connection.as_fd(), who, program)?, said))
+            Ok((self.may_take_over(connection.as_fd(), who, program)?, *said))
         });
         let link = Link::to_user(connection, uid);
         let (
@@ -111,23 +111,24 @@ impl Servers {
 /// (`of`) can have been told that user's limits and no others.
 fn check(limits: &Limits, of: Option<u32>, devices: Option<usize>) -> Result<(), String> {
     let count = devices.unwrap_or(MAX_DEVICES);
-    let of_users = limits.user_memory.values();
-    let mut ordinals = of_users.clone().flat_map(|user| user.keys());
-    if let Some(ordinal) = ordinals
-        .by_ref()
-        .chain(limits.memory.keys())
-        .find(|ordinal| **ordinal >= count)
-    {
-        return Err(format!(
-            "it reports a limit for device {ordinal}, of {count}"
-        ));
-    }
     let stranger = |uid: &&u32| of.is_some_and(|of| of != **uid);
-    if let Some(uid) = limits.user_memory.keys().find(stranger) {
-        return Err(format!("it reports a limit of user {uid}"));
+    for bound in MemoryBound::ALL {
+        let users = limits.user_memory_of(bound);
+        let of_users = users.values().flat_map(|user| user.keys());
+        let mut ordinals = of_users.chain(limits.memory_of(bound).keys());
+        if let Some(ordinal) = ordinals.find(|ordinal| **ordinal >= count) {
+            return Err(format!(
+                "it reports a {bound} for device {ordinal}, of {count}"
+            ));
+        }
+        if let Some(uid) = users.keys().find(stranger) {
+            return Err(format!("it reports a {bound} of user {uid}"));
+        }
     }
-    if of_users.map(|user| user.len()).sum::<usize>() > MOST_LIMITS {
-        return Err(format!("it reports over {MOST_LIMITS} limits of users"));
+    if count_bounds(limits) > MOST_LIMITS {
+        return Err(format!(
+            "it reports over {MOST_LIMITS} limits and guarantees of users"
+        ));
     }
     check_policy("scheduling", &limits.scheduling, of)?;
     check_policy("oversubscription", &limits.oversubscription, of)?;
@@ -207,6 +208,16 @@ mod tests {
             ..Limits::default()
         };
         refused(&of_clients, Some(7), Some(2), "a limit for device 3");
+        let mut guarantees = Limits {
+            user_guarantee: all.user_memory.clone(),
+            ..Limits::default()
+        };
+        refused(&guarantees, Some(7), Some(2), "a guarantee of user 8");
+        let why = "a guarantee for device 1, of 1";
+        refused(&guarantees, None, Some(1), why);
+        guarantees.guarantee = [(3, 1)].into();
+        let why = "a guarantee for device 3";
+        refused(&guarantees, None, Some(2), why);
         let many = limits((0..=MOST_LIMITS as u32).map(|uid| (uid, 0)));
         refused(&many, None, None, "over 1000 limits");
         let mut scheduled = Limits::default();

@@ -3,7 +3,7 @@
 use super::{Client, Look, Waiting};
 
 /// A width in which every column has room.
-pub const WHOLE: usize = 210;
+pub const WHOLE: usize = 217;
 
 /// One column.
 struct Column {
@@ -56,18 +56,21 @@ const COLUMNS: &[Column] = &[
     column("DWAIT%", 6, 123, |client| {
         tenths(client.device_wait_percentage)
     }),
-    column("HELD", 7, 139, |client| time(client.held_ms)),
-    column("WAITED", 7, 139, |client| time(client.waited_ms)),
-    column("MANAGED", 7, 147, |client| {
+    column("MWAIT%", 6, 130, |client| {
+        tenths(client.memory_wait_percentage)
+    }),
+    column("HELD", 7, 146, |client| time(client.held_ms)),
+    column("WAITED", 7, 146, |client| time(client.waited_ms)),
+    column("MANAGED", 7, 154, |client| {
         bytes(client.managed_bytes_per_second.map(|rate| rate as u64))
     }),
-    column("AWAITS", 15, 163, |client| {
+    column("AWAITS", 15, 170, |client| {
         let pids = client.device_waits_for.iter().flatten();
         let text = pids.map(i32::to_string).collect::<Vec<_>>().join(",");
         known(Some(text).filter(|text| !text.is_empty()))
     }),
-    column("GATED", 7, 187, |client| time(client.gate_ms)),
-    column("BLOCKERS", 15, 187, |client| {
+    column("GATED", 7, 194, |client| time(client.gate_ms)),
+    column("BLOCKERS", 15, 194, |client| {
         let blockers = client.gate_blockers.as_ref();
         known(
             blockers
@@ -346,10 +349,11 @@ mod tests {
             (109, "LVL"),
             (116, "SHARE%"),
             (123, "DWAIT%"),
-            (139, "WAITED"),
-            (147, "MANAGED"),
-            (163, "AWAITS"),
-            (187, "BLOCKERS"),
+            (130, "MWAIT%"),
+            (146, "WAITED"),
+            (154, "MANAGED"),
+            (170, "AWAITS"),
+            (194, "BLOCKERS"),
         ] {
             assert!(shown(width, head) && !shown(width - 1, head), "{head}");
         }

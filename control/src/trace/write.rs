@@ -105,19 +105,22 @@ fn counter(
 fn line(out: &mut Vec<u8>, event: &Event, time: &Timeline, naming: &mut Naming) -> io::Result<()> {
     let value = match event {
         Event::Slice(found) => return slice(out, found, time),
-        Event::DeviceWait(process, now, percentage) => {
+        Event::DeviceWait(process, now, percentage)
+        | Event::MemoryWait(process, now, percentage) => {
             let values = format_args!("\"%\":{percentage}");
-            return counter(
-                out,
-                *process,
-                time.nanoseconds(*now),
-                "waits for the device",
-                values,
-            );
+            let name = match event {
+                Event::DeviceWait(..) => "waits for the device",
+                _ => "waits for device memory",
+            };
+            return counter(out, *process, time.nanoseconds(*now), name, values);
         }
-        Event::Managed(process, now, [to_host, to_device]) => {
+        Event::Managed(process, now, [to_host, to_device])
+        | Event::DeviceMemory(process, now, [to_host, to_device]) => {
             let values = format_args!("\"to the host\":{to_host},\"to devices\":{to_device}");
-            let name = "managed memory, bytes/s";
+            let name = match event {
+                Event::Managed(..) => "managed memory, bytes/s",
+                _ => "moves of device memory, bytes/s",
+            };
             return counter(out, *process, time.nanoseconds(*now), name, values);
         }
         Event::Process(process, _) if process.pid == 0 => {
@@ -254,6 +257,19 @@ mod tests {
             written(&Event::DeviceWait(process, 3500, 40)),
             [
                 json!({"ph": "C", "pid": 77, "ts": 5002.5, "name": "waits for the device", "args": {"%": 40}})
+            ]
+        );
+        assert_eq!(
+            written(&Event::MemoryWait(process, 3500, 40)),
+            [
+                json!({"ph": "C", "pid": 77, "ts": 5002.5, "name": "waits for device memory", "args": {"%": 40}})
+            ]
+        );
+        assert_eq!(
+            written(&Event::DeviceMemory(process, 3500, [4096, 7])),
+            [
+                json!({"ph": "C", "pid": 77, "ts": 5002.5, "name": "moves of device memory, bytes/s",
+                       "args": {"to the host": 4096, "to devices": 7}})
             ]
         );
         assert_eq!(

@@ -457,6 +457,7 @@ impl Arbiting {
                 weight: client.weight,
                 memory: held.filter(|(_, bytes)| *bytes > 0).collect(),
                 memory_limit: client.memory_limit.clone(),
+                memory_guarantee: BTreeMap::new(),
                 host: 0,
                 mode: Mode::Direct,
                 turns: Some(TurnUsage {
@@ -473,6 +474,7 @@ impl Arbiting {
                 managed: None,
                 bonds: None,
                 moved_out: None,
+                moves: None,
             }
         };
         self.clients.iter().map(of).collect()

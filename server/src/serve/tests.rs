@@ -6,8 +6,8 @@ use mpsshim_control::closers::Stranger;
 use mpsshim_control::seqpacket;
 use mpsshim_control::takeover::{MAGIC_SERVER, Verdict};
 use mpsshim_model::limits::{
-    Activity, DeviceWaits, GateUsage, LevelUsage, MOST_AWAITED, MOST_BLOCKERS, ManagedUsage, Moved,
-    Percentage, TurnUsage,
+    Activity, DeviceWaits, GateUsage, LevelUsage, MOST_AWAITED, MOST_BLOCKERS, ManagedUsage,
+    MoveUsage, Moved, Percentage, TurnUsage,
 };
 use mpsshim_model::mode::Mode;
 use mpsshim_model::suspension::Placement;
@@ -78,6 +78,7 @@ impl Host for Fake {
             weight: 100,
             memory: (0..16).map(|device| (device, u64::MAX)).collect(),
             memory_limit: (0..16).map(|device| (device, u64::MAX)).collect(),
+            memory_guarantee: (0..16).map(|device| (device, u64::MAX)).collect(),
             host: u64::MAX,
             mode: Mode::Direct,
             turns: Some(TurnUsage {
@@ -118,7 +119,13 @@ impl Host for Fake {
                 waited_ns: u64::MAX,
             }),
             bonds: None,
-            moved_out: None,
+            moved_out: Some(u64::MAX),
+            moves: Some(MoveUsage {
+                fixed: (0..16).map(|device| (device, u64::MAX)).collect(),
+                to_host: u64::MAX,
+                to_device: u64::MAX,
+                waited_ns: u64::MAX,
+            }),
         };
         (0..self.held.lock().len()).map(usage).collect()
     }

@@ -83,6 +83,7 @@ impl Host for Fake {
             weight: DEFAULT_WEIGHT,
             memory: BTreeMap::new(),
             memory_limit: limits.memory,
+            memory_guarantee: limits.guarantee,
             host: 0,
             mode: Mode::Proxy,
             turns: None,
@@ -94,6 +95,7 @@ impl Host for Fake {
             managed: None,
             bonds: None,
             moved_out: None,
+            moves: None,
         };
         self.clients.lock().expect("clients").push(usage);
         let (events, clients) = (self.events.clone(), self.clients.clone());

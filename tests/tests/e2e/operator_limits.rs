@@ -140,6 +140,56 @@ fn memory_limits_by_ordinal_and_uuid() {
 }
 
 #[test]
+fn memory_guarantees_by_ordinal_and_uuid() {
+    let place = Place::with_daemon();
+    let run = |words: &[&str]| {
+        let done = place.control(words);
+        (done.code, done.out)
+    };
+    let nothing = || (0, String::new());
+    let set = ["set_default_device_mem_guarantee", "0", "3G"];
+    assert_eq!(run(&set), nothing());
+    for device in ["0", UUID, "GPU-0000"] {
+        let get = ["get_default_device_mem_guarantee", device];
+        assert_eq!(run(&get), (0, "3G\n".into()));
+    }
+    let limit = ["get_default_device_pinned_mem_limit", "0"];
+    assert_eq!(run(&limit), nothing());
+    let set = ["set_user_device_mem_guarantee", "1000", UUID, "1G"];
+    assert_eq!(run(&set), nothing());
+    let (_client, server) = serve(&place);
+    for of in [
+        "for device 0 set to 0xc0000000",
+        "of user 1000 for device 0 set to 0x40000000",
+    ] {
+        let line = format!("Device memory guarantee {of} bytes");
+        assert!(place.log("server.log").contains(&line), "{line}");
+    }
+    let get = ["get_device_mem_guarantee", &server, "0"];
+    assert_eq!(run(&get), (0, "3G\n".into()));
+    let set = ["set_device_mem_guarantee", &server, UUID, "512M"];
+    assert_eq!((run(&set), run(&get)), (nothing(), (0, "512M\n".into())));
+    wait_until("the server knows", || {
+        let line = "Device memory guarantee for device 0 set to 0x20000000 bytes";
+        place.log("server.log").contains(line)
+    });
+    let get = ["get_user_device_mem_guarantee", "1000", "0"];
+    assert_eq!(run(&get), (0, "1G\n".into()));
+    let json = run(&[&["--format", "json"], &get[..]].concat()).1;
+    assert!(json.contains("\"memory_guarantee\":1073741824"), "{json}");
+    let set = ["set_user_device_mem_guarantee", "1000", "0", "none"];
+    assert_eq!((run(&set), run(&get)), (nothing(), nothing()));
+    for (device, amount, error) in [
+        ("7", "1G", "Device 7 not found"),
+        ("0", "999T", "Device 0 has only"),
+        ("0", "lots", "\"lots\" is not an amount of memory"),
+    ] {
+        let (code, out) = run(&["set_user_device_mem_guarantee", "1", device, amount]);
+        assert!(code == 1 && out.contains(error), "{out}");
+    }
+}
+
+#[test]
 fn memory_limits_of_a_user() {
     let place = Place::with_daemon();
     let get = |user: &str, device: &str| {
@@ -399,12 +449,16 @@ fn the_daemon_s_environment_is_the_first_default() {
 
 #[test]
 fn a_daemon_with_a_limit_for_no_device_does_not_start() {
-    for (limits, device) in [("0=1G,3=2G", "3"), ("GPU-9=1G", "GPU-9")] {
+    for (name, limits, device) in [
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1G,3=2G", "3"),
+        ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "GPU-9=1G", "GPU-9"),
+        ("MPSSHIM_DEVICE_MEM_GUARANTEE", "0=1G,3=2G", "3"),
+    ] {
         let mut place = Place::new();
-        place.set_env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", limits);
+        place.set_env(name, limits);
         let done = place.control(&["-d"]);
         assert_eq!((done.code, done.out.as_str()), (1, ""));
-        let why = format!("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: Device {device} not found");
+        let why = format!("{name}: Device {device} not found");
         assert!(done.err.contains(&why), "{}", done.err);
     }
 }
@@ -516,6 +570,9 @@ fn only_the_owner_changes_anything() {
         &["set_default_device_pinned_mem_limit", "0", "1G"],
         &["set_device_pinned_mem_limit", "1", "0", "1G"],
         &["set_user_device_pinned_mem_limit", "1", "0", "1G"],
+        &["set_default_device_mem_guarantee", "0", "1G"],
+        &["set_device_mem_guarantee", "1", "0", "1G"],
+        &["set_user_device_mem_guarantee", "1", "0", "1G"],
         &["set_default_client_priority", "1"],
         &["set_scheduling", "fifo"],
         &["set_scheduling", "fifo", "1"],
@@ -531,6 +588,8 @@ fn only_the_owner_changes_anything() {
         &["get_active_thread_percentage_all"],
         &["get_default_device_pinned_mem_limit", "0"],
         &["get_user_device_pinned_mem_limit", "1", "0"],
+        &["get_default_device_mem_guarantee", "0"],
+        &["get_user_device_mem_guarantee", "1", "0"],
         &["get_default_client_priority"],
         &["get_scheduling"],
         &["device_query"],

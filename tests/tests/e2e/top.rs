@@ -96,14 +96,14 @@ fn a_table_without_a_terminal() {
     let head: Vec<&str> = lines[1].split_whitespace().collect();
     assert_eq!(
         head.join(" "),
-        "PID USER MODE DEV GPU% THR% MEMORY LIMIT LAUNCH/S QUEUE WAIT% GATE% CTX LVL SHARE% DWAIT% HELD WAITED MANAGED AWAITS GATED BLOCKERS PROGRAM"
+        "PID USER MODE DEV GPU% THR% MEMORY LIMIT LAUNCH/S QUEUE WAIT% GATE% CTX LVL SHARE% DWAIT% MWAIT% HELD WAITED MANAGED AWAITS GATED BLOCKERS PROGRAM"
     );
     let mut pids: Vec<u32> = both.iter().map(Running::pid).collect();
     pids.sort_unstable();
     for (line, pid) in lines[2..].iter().zip(pids) {
         let words: Vec<&str> = line.split_whitespace().collect();
         assert_eq!(words.len(), head.len(), "{line}");
-        assert_eq!((words[0], words[22]), (pid.to_string().as_str(), "client"));
+        assert_eq!((words[0], words[23]), (pid.to_string().as_str(), "client"));
     }
     // Among other commands too.
     let done = place.control_stdin("top --once --interval 0.1\nget_default_client_priority\n");

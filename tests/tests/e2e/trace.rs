@@ -4,6 +4,7 @@ use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::control_daemon::{Done, Place, other_user, wait_until};
 use mpsshim_tests::programs::{Running, client, preloaded, succeed};
 use mpsshim_tests::scene::{daemon, daemon_with};
+use mpsshim_tests::survivors::Survivor;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
@@ -34,6 +35,8 @@ struct Trace {
     waits: BTreeMap<u64, u64>,
     /// Greatest rates of each process's copies of managed memory: to the host, to devices.
     managed: BTreeMap<u64, [u64; 2]>,
+    /// The same of device memory.
+    moved: BTreeMap<u64, [u64; 2]>,
 }
 
 impl Trace {
@@ -42,21 +45,30 @@ impl Trace {
         let events: Vec<Value> = serde_json::from_str(&text).expect("JSON");
         let (mut slices, mut names) = (Vec::new(), BTreeMap::new());
         let (mut waits, mut managed) = (BTreeMap::new(), BTreeMap::new());
+        let mut moved = BTreeMap::new();
         for event in &events {
             if event["ph"] == "C" {
                 assert!(event["ts"].as_f64() > Some(0.0), "{event}");
                 let pid = event["pid"].as_u64().expect("a process");
-                if event["name"] == "managed memory, bytes/s" {
-                    let most: &mut [u64; 2] = managed.entry(pid).or_default();
+                let rates = match event["name"].as_str() {
+                    Some("managed memory, bytes/s") => Some(&mut managed),
+                    Some("moves of device memory, bytes/s") => Some(&mut moved),
+                    _ => None,
+                };
+                if let Some(rates) = rates {
+                    let most: &mut [u64; 2] = rates.entry(pid).or_default();
                     for (most, direction) in most.iter_mut().zip(["to the host", "to devices"]) {
                         let rate = event["args"][direction].as_u64().expect("a rate");
                         *most = rate.max(*most);
                     }
                     continue;
                 }
-                assert_eq!(event["name"], "waits for the device");
                 let percentage = event["args"]["%"].as_u64().expect("a percentage");
                 assert!(percentage <= 100, "{event}");
+                if event["name"] == "waits for device memory" {
+                    continue;
+                }
+                assert_eq!(event["name"], "waits for the device");
                 let most = waits.entry(pid).or_insert(0);
                 *most = percentage.max(*most);
                 continue;
@@ -99,6 +111,7 @@ impl Trace {
             names,
             waits,
             managed,
+            moved,
         };
         trace.tracks_are_in_order();
         let end = events.last().expect("events");
@@ -321,6 +334,30 @@ fn waits_for_the_device_are_counted() {
         pids.iter().all(|pid| waits.get(pid) > Some(&10)),
         "{waits:?}"
     );
+}
+
+#[test]
+fn moves_of_device_memory_are_counted() {
+    let place = daemon_with(&[
+        ("SOFTGPU_MEMORY", "56M"),
+        ("MPSSHIM_OVERSUBSCRIPTION", "on"),
+    ]);
+    let path = start(&place);
+    let mut both = [(); 2].map(|()| Survivor::start(&place));
+    for _ in 0..2 {
+        both.iter_mut().for_each(Survivor::round);
+    }
+    // The latest values are 10 ms old at most.
+    std::thread::sleep(Duration::from_millis(50));
+    let moved = stop(&place, &path).0.moved;
+    for one in &both {
+        let rates = moved.get(&one.program.pid().into());
+        assert!(
+            rates.is_some_and(|[host, device]| *host > 0 && *device > 0),
+            "{moved:?}"
+        );
+    }
+    both.into_iter().for_each(Survivor::end);
 }
 
 #[test]

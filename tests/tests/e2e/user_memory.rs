@@ -145,12 +145,23 @@ fn the_next_daemon_knows_the_limits() {
         done.out
     };
     set(&place, user, "1G");
+    let guarantee = |verb: &str, amount: &[&str]| {
+        let (name, user) = (
+            format!("{verb}_user_device_mem_guarantee"),
+            user.to_string(),
+        );
+        let done = place.control(&[&[&*name, &user, "0"], amount].concat());
+        assert_eq!(done.code, 0, "{}", done.out);
+        done.out
+    };
+    guarantee("set", &["256M"]);
     let mut one = holder(&place, "direct", 512);
     place.signal_daemon(Signal::SIGKILL);
     wait_until("another daemon listens", || {
         place.control(&["-d"]).code == 0
     });
     wait_until("it has taken the server over", || get(user) == "1G\n");
+    assert_eq!(guarantee("get", &[]), "256M\n");
     is_free(&place, "direct", 512);
     set(&place, user, "768M");
     is_free(&place, "direct", 256);

@@ -326,8 +326,9 @@ impl Account {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsshim_control::user_memory::{Users, set_limit};
+    use mpsshim_control::user_memory::{Users, set_bound};
     use mpsshim_model::limits::Limits;
+    use mpsshim_model::limits::MemoryBound;
 
     fn device(ordinal: u8) -> Memory {
         Memory::Device(DeviceOrdinal::of_test(ordinal))
@@ -399,7 +400,7 @@ mod tests {
     fn accounts_of_a_user_share_its_limit() {
         let users = Users::default();
         let mut limits = Limits::default();
-        set_limit(&mut limits, 7, 0, Some(100)).unwrap();
+        set_bound(&mut limits, MemoryBound::Limit, 7, 0, Some(100)).unwrap();
         users.set_limits(&limits);
         let account = || Account::of_user(users.place(7).unwrap());
         let (one, two, memory) = (account(), account(), device(0));

@@ -155,7 +155,9 @@ fn waits_for_room(session: &mut Session, shared: &Shared, memory: Memory, bytes:
     if shared.make_room(&session.shared, device, bytes) == Making::Nothing {
         return false;
     }
-    session.flow.room_at = Some(Instant::now() + room::ASKS);
+    let now = Instant::now();
+    session.shared.suspension.begin_wait(now);
+    session.flow.room_at = Some(now + room::ASKS);
     session.say_whether_at_work(&shared.gpu);
     true
 }
@@ -223,7 +225,7 @@ pub fn mem_info(session: &mut Session, shared: &Shared, body: Attach) -> Reply {
     }
     let (mut free, mut total) = (0, 0);
     shared.gpu.driver.mem_get_info(&mut free, &mut total)?;
-    // Memory of others that would go to host memory counts as free.
+    // Memory of others that would go to host memory counts as free, up to their guarantees.
     let movable = shared.movable_for(&session.shared, device.ordinal);
     let mut info = MemInfo {
         free: (free as u64).saturating_add(movable).min(total as u64),
@@ -245,6 +247,7 @@ pub fn limit_memory(
 ) -> Result<(), CallError> {
     let memory = Memory::Device(shared.gpu.device(body.device)?.ordinal);
     session.account.lower_limit(memory, body.bytes);
+    shared.share_guarantees();
     Ok(())
 }
 

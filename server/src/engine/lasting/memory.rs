@@ -14,6 +14,7 @@ use crate::engine::threads::shared::Shared;
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::{CUDA_ERROR_INVALID_VALUE, CUresult};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -219,9 +220,13 @@ fn name_of_file(start: u64) -> Name {
 
 /// Publishes how much of its device memory is in host memory.
 pub fn note_evicted(session: &Session) {
-    let contents = session.objects.evicted.values();
-    let bytes = contents.map(|content| content.len).sum();
-    session.shared.suspension.note_moved(bytes);
+    let mut moved = BTreeMap::new();
+    for (start, content) in &session.objects.evicted {
+        if let Some(grant) = session.objects.grants.get(start) {
+            *moved.entry(grant.device).or_default() += content.len;
+        }
+    }
+    session.shared.suspension.note_moved(moved);
 }
 
 /// Passes new pinned memory to the keeper and describes it. Binds the session if the keeper does not hold it.

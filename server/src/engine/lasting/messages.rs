@@ -30,6 +30,8 @@ pub struct Client {
     pub weight: u32,
     /// Limits of device memory set by the daemon, in bytes, by ordinal.
     pub memory: BTreeMap<usize, u64>,
+    /// Guarantees of device memory that the server had set, in bytes, by ordinal.
+    pub guarantee: BTreeMap<usize, u64>,
 }
 
 /// State that an image leaves behind when its kernels run.
@@ -69,6 +71,7 @@ pub fn begin_description(session: &mut Session, images: &ImageStore) {
         terms: session.shared.terms,
         weight: session.shared.standing.weight(),
         memory: session.account.limits_of_devices(),
+        guarantee: session.shared.suspension.asked_guarantees(),
     };
     session.lasting.kept = session.shared.keep(&images.gpu.keeping);
     session.write_down(Record::of(Kind::Client, 0, 0, &client));

@@ -209,6 +209,7 @@ fn take_over(
     // If it takes long, the last such line names the client.
     tracing::info!("Restoring client {info}");
     shared.roster.remember(&session.shared);
+    shared.share_guarantees();
     shared.roster.tell(EngineEvent::Connected(info));
     session.enter();
     let made = realise(shared, &mut session, &records, left, spent);
@@ -297,6 +298,8 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
         (client.terms, account),
         description,
     );
+    let guarantees = slow::run::of_devices(shared, &client.guarantee);
+    own.suspension.ask_guarantees(guarantees.collect());
     let own = Arc::new(own);
     let weight = own.description.weight().unwrap_or(client.weight);
     shared.roster.fairness.set_weight(&own.standing, weight);

@@ -589,6 +589,7 @@ pub fn end(shared: &Shared, mut session: Box<Session>, why: Option<String>) {
     }
     shared.roster.note_leaving(&session.shared);
     shared.roster.forget(&session.shared);
+    shared.share_guarantees();
     shared.lanes.dispatchers[session.flow.home]
         .load
         .fetch_sub(1, Ordering::Relaxed);

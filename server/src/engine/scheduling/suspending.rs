@@ -8,6 +8,7 @@
 //! Memory that other sessions or processes may use, managed memory, and memory that is not granted by the server (pools,
 //! mappings of the client's own, arrays, images) stays on the device.
 
+use crate::engine::base::account::Memory;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::devices::Grant;
 use crate::engine::gpu::moved::{Content, Failure};
@@ -19,7 +20,7 @@ use crate::engine::scheduling::resting::{finish_work, owes_nothing};
 use crate::engine::scheduling::transfers::{self, Moved, MovesOut};
 use crate::engine::scheduling::visit::Visit;
 use crate::engine::session::Session;
-use crate::engine::session::suspension::Order;
+use crate::engine::session::suspension::{Order, fitting};
 use crate::engine::threads::room::{self, Making};
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::undertaker::Buried;
@@ -56,6 +57,9 @@ pub fn is_evicted(session: &Session) -> bool {
 pub fn visit_evicted(session: &mut Session) -> Visit {
     let order = session.shared.suspension.order();
     let calls = wants_attention(session);
+    if calls {
+        session.shared.suspension.begin_wait(Instant::now());
+    }
     match order {
         Some(Order::MakeRoom(..)) => return Visit::Evict,
         Some(Order::Out) if !calls => return Visit::Evict,
@@ -133,10 +137,13 @@ fn grants_to_evict(session: &Session, device: Option<Ordinal>) -> Vec<Arc<Grant>
         let is_meant = device.is_none_or(|device| device == grant.device);
         is_meant && grant.is_on_device() && !grant.stays() && Arc::strong_count(grant) == 1
     };
-    let mut found: Vec<_> = grants.filter(may_move).cloned().collect();
-    // The largest come first.
-    found.sort_by_key(|grant| std::cmp::Reverse(grant.len));
-    found
+    let found = grants.filter(may_move).cloned().collect();
+    // For another session only those beyond the guarantee.
+    let most = device.map_or(u64::MAX, |device| {
+        let held = session.account.held(Memory::Device(device));
+        session.shared.suspension.resident_beyond(device, held)
+    });
+    fitting(found, |grant| grant.len, most)
 }
 
 fn evict_grants(session: &mut Session, shared: &Shared) -> Result<Progress, Unmoved> {
@@ -302,6 +309,10 @@ pub fn evict(shared: &Shared, mut session: Box<Session>) {
     panics::works_for(Some(session.shared.info.session));
     session.enter();
     let before = session.shared.suspension.moved();
+    let (reason, calls) = (
+        session.shared.suspension.reason(),
+        wants_attention(&session),
+    );
     let began = Instant::now();
     session.shared.suspension.set_moving(true);
     let outcome = evict_grants(&mut session, shared);
@@ -310,8 +321,12 @@ pub fn evict(shared: &Shared, mut session: Box<Session>) {
     let moved = session.shared.suspension.moved() - before;
     let client = session.shared.info.clone();
     if moved > 0 {
+        session.shared.suspension.count_moved(moved, 0);
+        if calls {
+            session.shared.suspension.begin_wait(began);
+        }
         tracing::info!(
-            "Client {client}: {moved} bytes of device memory are in host memory, after {} ms",
+            "Client {client}: {moved} bytes of device memory are in host memory, after {} ms, {reason}",
             began.elapsed().as_millis()
         );
     }
@@ -333,14 +348,16 @@ pub fn refill(shared: &Shared, mut session: Box<Session>) {
     panics::works_for(Some(session.shared.info.session));
     session.enter();
     let before = session.shared.suspension.moved();
+    let reason = session.shared.suspension.reason();
     let began = Instant::now();
     let outcome = refill_grants(&mut session, shared);
     shared.room.note_move(began.elapsed());
     let moved = before - session.shared.suspension.moved();
     let client = session.shared.info.clone();
     if moved > 0 {
+        session.shared.suspension.count_moved(0, moved);
         tracing::info!(
-            "Client {client}: {moved} bytes of device memory are back, after {} ms",
+            "Client {client}: {moved} bytes of device memory are back, after {} ms, {reason}",
             began.elapsed().as_millis()
         );
     }

@@ -11,6 +11,7 @@ pub mod suspension;
 
 use crate::engine::base::account::{Account, Memory};
 use crate::engine::base::description::Description;
+use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::rations::Holder;
 use crate::engine::base::side::{self, Side};
 use crate::engine::base::waits::Waits;
@@ -145,8 +146,10 @@ impl SessionShared {
             threads: self.terms.threads,
             priority: self.terms.priority,
             weight: self.standing.weight(),
+            moves: Some(self.suspension.usage(&memory)),
             memory,
             memory_limit: self.account.limits_of_devices(),
+            memory_guarantee: self.suspension.guarantees(),
             host: self.account.held(Memory::Host),
             mode: Mode::Proxy,
             turns: None,
@@ -159,6 +162,11 @@ impl SessionShared {
             bonds: Some(self.description.bonds()),
             moved_out: Some(self.suspension.moved()),
         }
+    }
+    /// Bytes on a device that go to host memory when another session needs room: its guarantee stays.
+    pub fn beyond_guarantee(&self, device: Ordinal) -> u64 {
+        let held = self.account.held(Memory::Device(device));
+        self.suspension.beyond_guarantee(device, held)
     }
     fn base(&self) -> *mut u8 {
         self.segment.base()

@@ -2,18 +2,22 @@
 //!
 //! A session that finds no room joins a queue. The first one in it makes room: others are ordered to move their memory to
 //! host memory. Sessions that wait in the queue come first, since they execute nothing; then idle ones, the longest idle
-//! first; then busy ones that have had their memory on the device for long enough. Among equals, lower priority comes first.
+//! first; then busy ones that have had their memory on the device for long enough. Among equals, those come first that have
+//! most beyond their guarantees, if one of them has a guarantee; then those of lower priority.
+//! No session makes room with memory that it is guaranteed.
 //! Only the first of the queue takes memory, so that no two sessions wait for each other's.
 //!
 //! A session that has got its memory keeps it for [`SHARE`] times as long as the moves took, so that clients that are all
 //! busy and do not fit together take turns, and copies take a bounded part of the time.
 
+use crate::engine::base::account::Memory;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::session::SessionShared;
-use crate::engine::session::suspension::Order;
+use crate::engine::session::suspension::{Contradiction, Order};
 use crate::engine::threads::shared::Shared;
 use mpsshim_model::policy::Oversubscription;
 use parking_lot::Mutex;
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -34,6 +38,8 @@ const YIELDS: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub struct Room {
     queue: Mutex<VecDeque<Waiting>>,
+    /// Held while guarantees are shared out.
+    sharing: Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -91,7 +97,10 @@ pub enum Making {
 /// A session whose memory can be moved.
 struct Candidate {
     session: Arc<SessionShared>,
+    /// Bytes beyond its guarantee.
     bytes: u64,
+    /// Whether it has a guarantee.
+    is_guaranteed: bool,
     /// Lower ones come first.
     rank: u8,
     /// Since when it has done nothing, or has had its memory.
@@ -115,11 +124,12 @@ impl Shared {
             return Making::Waits;
         }
         let free = self.gpu.devices[device].free_memory(&self.gpu.driver);
+        let need = (asks.info.clone(), bytes);
         let bytes = bytes.saturating_sub(free).max(1);
         let mut others = self.roster.session_list();
         others.retain(|other| {
             let suspension = &other.suspension;
-            let makes_room = suspension.movable(device) > 0 && !suspension.resists(now);
+            let makes_room = !suspension.resists(now) && other.beyond_guarantee(device) > 0;
             let is_asked = suspension.is_ordered();
             other.info.session != own
                 && (makes_room || is_asked)
@@ -134,7 +144,10 @@ impl Shared {
         for session in others {
             if let Some(since) = session.suspension.ordered_since() {
                 if now.duration_since(since) < YIELDS || session.suspension.is_moving() {
-                    expected += session.suspension.movable(device);
+                    expected += match session.suspension.order() {
+                        Some(Order::Out) => session.suspension.movable(device),
+                        _ => session.beyond_guarantee(device),
+                    };
                     continue;
                 }
                 // Its work does not end.
@@ -143,9 +156,11 @@ impl Shared {
             }
             candidates.extend(self.candidate(session, device, now));
         }
+        let weighs = candidates.iter().any(|one| one.is_guaranteed);
         candidates.sort_by_key(|one| {
             let priority = one.session.terms.priority;
-            (one.rank, std::cmp::Reverse(priority), one.since)
+            let beyond = if weighs { one.bytes } else { 0 };
+            (one.rank, Reverse(beyond), Reverse(priority), one.since)
         });
         for Candidate {
             session,
@@ -157,7 +172,8 @@ impl Shared {
                 break;
             }
             let needed = has.min(bytes - expected);
-            if session.suspension.give(Order::MakeRoom(device, needed)) {
+            let order = Order::MakeRoom(device, needed);
+            if session.suspension.give_for(order, Some(need.clone())) {
                 tracing::debug!(
                     "Client {} makes room for {needed} bytes of client {}",
                     session.info,
@@ -178,7 +194,7 @@ impl Shared {
         now: Instant,
     ) -> Option<Candidate> {
         let suspension = &session.suspension;
-        let bytes = suspension.movable(device);
+        let bytes = session.beyond_guarantee(device);
         let idle = suspension.idle_since();
         let (rank, since) = if self.room.has(session.info.session) {
             (0, now)
@@ -189,9 +205,11 @@ impl Shared {
         } else {
             return None;
         };
+        let is_guaranteed = suspension.guaranteed(device) > 0;
         (bytes > 0 && !suspension.resists(now)).then_some(Candidate {
             session,
             bytes,
+            is_guaranteed,
             rank,
             since,
         })
@@ -206,11 +224,49 @@ impl Shared {
         let others = others.filter(|other| {
             other.info.session != asks.info.session && self.oversubscribes(other.info.uid)
         });
-        others.map(|other| other.suspension.movable(device)).sum()
+        others.map(|other| other.beyond_guarantee(device)).sum()
+    }
+
+    /// Determines the guarantees of all sessions anew, in the order in which they came: a guarantee counts up to the
+    /// client's limit, and up to the memory that the guarantees before it leave of the device. To be called when sessions
+    /// come and go and when limits or guarantees change.
+    pub fn share_guarantees(&self) {
+        let _sharing = self.room.sharing.lock();
+        let of_users = self.roster.limits.lock().user_guarantee.clone();
+        let mut sessions = self.roster.session_list();
+        sessions.sort_by_key(|session| session.info.session);
+        for device in self.gpu.devices.iter() {
+            let ordinal = device.ordinal;
+            let mut left = device.memory;
+            for session in &sessions {
+                let of_user = of_users.get(&session.info.uid);
+                let of_user = of_user.and_then(|user| user.get(&ordinal.index()));
+                let limit = session.account.limit(Memory::Device(ordinal));
+                let bounds = (limit.unwrap_or(u64::MAX), left);
+                let (guarantee, new) =
+                    (session.suspension).guarantee(ordinal, of_user.copied(), bounds);
+                left -= guarantee.given;
+                for why in new {
+                    let why = match why {
+                        Contradiction::Limit => "its limit is less",
+                        Contradiction::Device => {
+                            "the guarantees of other clients leave no more of the device"
+                        }
+                    };
+                    tracing::warn!(
+                        "Client {}: of its guarantee of {} bytes of device {ordinal} only {} count: {why}",
+                        session.info,
+                        guarantee.asked,
+                        guarantee.given
+                    );
+                }
+            }
+        }
     }
 
     /// A session has the memory that it waited for.
     pub fn has_room(&self, session: &SessionShared) {
+        session.suspension.end_wait(Instant::now());
         if let Some(moves) = self.room.leave(session.info.session) {
             let keeps = (moves * SHARE).clamp(KEEPS.0, KEEPS.1);
             session.suspension.keep_until(Instant::now() + keeps);

@@ -18,7 +18,7 @@ use rtrb::Consumer;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Range of the poll interval: short while work is in flight, growing while nothing happens.
 const SHORTEST: Duration = Duration::from_micros(20);
@@ -197,8 +197,12 @@ struct Client {
     counted: u64,
     /// Its waits for its devices then, and the percentage that was last written.
     device_wait: (Duration, u32),
+    /// Likewise its waits for device memory.
+    memory_wait: (Duration, u32),
     /// Bytes of managed memory that had been copied then, and the rates that were last written: to the host, to devices.
     managed: ([u64; 2], [u64; 2]),
+    /// Likewise bytes of device memory that had been moved.
+    device_memory: ([u64; 2], [u64; 2]),
 }
 
 /// Names a client and its first tracks.
@@ -215,6 +219,27 @@ fn introduce(session: &SessionShared, run: &Run) -> Process {
 fn moved(session: &SessionShared) -> [u64; 2] {
     let moves = session.moves();
     [moves.to_host.bytes, moves.to_device.bytes]
+}
+
+/// Which percentage of the time was waited since the last value, and `None` if that is the percentage that was last written.
+fn part(last: &mut (Duration, u32), waited: Duration, between: u64) -> Option<u32> {
+    let (before, written) = *last;
+    let part = waited.saturating_sub(before).as_nanos() as f64 / between as f64;
+    let percentage = (part * 100.0).round().min(100.0) as u32;
+    *last = (waited, percentage);
+    (percentage != written).then_some(percentage)
+}
+
+/// How many bytes per second came on since the last value, and `None` if these are the rates that were last written.
+fn rates(last: &mut ([u64; 2], [u64; 2]), bytes: [u64; 2], between: u64) -> Option<[u64; 2]> {
+    let (before, written) = *last;
+    let rate = |at: usize| {
+        let more = bytes[at].saturating_sub(before[at]) as f64;
+        (more * 1e9 / between as f64) as u64
+    };
+    let rates = [rate(0), rate(1)];
+    *last = (bytes, rates);
+    (rates != written).then_some(rates)
 }
 
 /// Writes slices for sessions still waiting at the gate when the trace ends, including clients with no other records in
@@ -252,7 +277,9 @@ impl Client {
         Client {
             counted: run.now(),
             device_wait: (joined.session.standing.device_wait(), 0),
+            memory_wait: (joined.session.suspension.waited(Instant::now()), 0),
             managed: (moved(&joined.session), [0; 2]),
+            device_memory: (joined.session.suspension.moved_bytes(), [0; 2]),
             session: joined.session,
             process,
             records: joined.records,
@@ -282,35 +309,31 @@ impl Client {
             return;
         }
         self.counted = now;
-        self.count_device_wait(run, now, between);
-        self.count_managed(run, now, between);
+        self.count_waits(run, now, between);
+        self.count_bytes(run, now, between);
     }
 
-    /// For which part of the time it has waited for its devices.
-    fn count_device_wait(&mut self, run: &Run, now: u64, between: u64) {
-        let (before, written) = self.device_wait;
+    /// For which part of the time it has waited for its devices, and for device memory.
+    fn count_waits(&mut self, run: &Run, now: u64, between: u64) {
         let waited = self.session.standing.device_wait();
-        let part = waited.saturating_sub(before).as_nanos() as f64 / between as f64;
-        let percentage = (part * 100.0).round().min(100.0) as u32;
-        if percentage != written {
+        if let Some(percentage) = part(&mut self.device_wait, waited, between) {
             run.device_wait(self.process, now, percentage);
         }
-        self.device_wait = (waited, percentage);
+        let waited = self.session.suspension.waited(Instant::now());
+        if let Some(percentage) = part(&mut self.memory_wait, waited, between) {
+            run.memory_wait(self.process, now, percentage);
+        }
     }
 
-    /// How much managed memory was copied per second.
-    fn count_managed(&mut self, run: &Run, now: u64, between: u64) {
-        let (before, written) = self.managed;
-        let bytes = moved(&self.session);
-        let rate = |at: usize| {
-            let more = bytes[at].saturating_sub(before[at]) as f64;
-            (more * 1e9 / between as f64) as u64
-        };
-        let rates = [rate(0), rate(1)];
-        if rates != written {
+    /// How much managed memory was copied per second, and how much device memory was moved.
+    fn count_bytes(&mut self, run: &Run, now: u64, between: u64) {
+        if let Some(rates) = rates(&mut self.managed, moved(&self.session), between) {
             run.managed(self.process, now, rates);
         }
-        self.managed = (bytes, rates);
+        let moved = self.session.suspension.moved_bytes();
+        if let Some(rates) = rates(&mut self.device_memory, moved, between) {
+            run.device_memory(self.process, now, rates);
+        }
     }
 
     /// Reads the available records.

@@ -6,6 +6,7 @@ use crate::engine::base::account::{Account, Memory};
 use crate::engine::base::bounds::STACK;
 use crate::engine::base::description::Description;
 use crate::engine::base::memory_file::MemoryFile;
+use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side::{self, Side};
 use crate::engine::calls::memory::take_surplus_host;
 use crate::engine::gpu::NoPlace;
@@ -210,6 +211,7 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
         socket,
         who,
         (terms, account, places),
+        &limits.guarantee,
     ) {
         Ok(session) => {
             let info = session.shared.info.clone();
@@ -236,12 +238,20 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
 
 /// Limits the device memory of a client, in bytes by device ordinal.
 pub fn limit_memory(shared: &Shared, account: &Account, limits: &BTreeMap<usize, u64>) {
-    for (device, bytes) in limits {
-        // Limits for devices that the server does not have are ignored.
-        if let Ok(device) = shared.gpu.device(*device as u32) {
-            account.lower_limit(Memory::Device(device.ordinal), *bytes);
-        }
+    for (device, bytes) in of_devices(shared, limits) {
+        account.lower_limit(Memory::Device(device), bytes);
     }
+}
+
+/// Limits or guarantees of memory, except for devices that the server does not have.
+pub fn of_devices(
+    shared: &Shared,
+    bytes: &BTreeMap<usize, u64>,
+) -> impl Iterator<Item = (Ordinal, u64)> {
+    bytes.iter().filter_map(|(device, bytes)| {
+        let device = shared.gpu.device(*device as u32).ok()?;
+        Some((device.ordinal, *bytes))
+    })
 }
 
 /// Registers a segment with the driver, from byte [`segment::REGISTERED`] on (`cuMemHostRegister`).
@@ -291,6 +301,7 @@ fn prepare(
     socket: Stranger,
     who: Credentials,
     (terms, account, places): (Terms, Account, Vec<Option<Place>>),
+    guarantees: &BTreeMap<usize, u64>,
 ) -> Result<Box<Session>, Refusal> {
     // A client that does not read from its socket must not block the thread that sends to it.
     if let Err(error) = seqpacket::set_nonblocking(&socket, true) {
@@ -327,6 +338,10 @@ fn prepare(
         (terms, account),
         description,
     ));
+    let guarantees = of_devices(shared, guarantees);
+    session_shared
+        .suspension
+        .ask_guarantees(guarantees.collect());
     let mut welcome = admission::welcome(CUDA_SUCCESS);
     welcome.mode = Mode::Proxy.number();
     welcome.session = id;
@@ -347,6 +362,7 @@ fn prepare(
     session.objects.places = places;
     // Added before the client can act, so that any client whose first call was served is in the list.
     shared.roster.remember(&session_shared);
+    shared.share_guarantees();
     if let Err(error) = shm::send_packet(
         session_shared.socket(),
         welcome.as_bytes(),
