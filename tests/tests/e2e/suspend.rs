@@ -134,6 +134,45 @@ fn a_client_that_is_not_idle_is_not_suspended() {
 }
 
 #[test]
+fn a_client_that_captures_or_waits_in_a_host_function_is_not_suspended() {
+    let place = daemon();
+    for (request, answer, expected) in [
+        ("graph", "graph", "a stream of it captures"),
+        (
+            "wait 1000000",
+            "waits",
+            "it has not been idle within the time",
+        ),
+    ] {
+        let mut survivor = Survivor::start(&place);
+        assert_eq!(survivor.ask(request), answer);
+        let pid = survivor.program.pid();
+        let why = move_memory(&place, "suspend_client", pid, &["-t", "1"]);
+        let why = why.expect_err("it is busy");
+        assert!(why.ends_with(expected), "{request}: {why}");
+        assert_eq!(moved_out(&place, pid), 0);
+        survivor.program.kill();
+    }
+}
+
+#[test]
+fn memory_that_other_processes_may_use_stays_on_the_device() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    survivor.round();
+    let all = suspend(&place, &survivor);
+    survivor.round();
+    assert_eq!(survivor.ask("share"), "shared");
+    let rest = suspend(&place, &survivor);
+    assert!(rest < all, "{rest} of {all}");
+    let stays = column(&place, survivor.program.pid(), "fixed_memory");
+    // With the code of its modules.
+    assert!((all - rest..all).contains(&stays), "{stays}");
+    survivor.round();
+    survivor.end();
+}
+
+#[test]
 fn clients_that_do_not_exist_and_clients_in_direct_mode_are_not_suspended() {
     let place = daemon();
     let survivor = Survivor::start(&place);

@@ -12,7 +12,8 @@ use mpsshim_proto::arena::{HOST_ARENA, HOST_ARENA_LEN};
 use mpsshim_proto::segment::FLAG_STRIDE;
 use mpsshim_proto::shm::{Mapping, Reservation, sealed_memfd};
 use parking_lot::Mutex;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -32,12 +33,24 @@ impl Registration {
     /// # Errors
     /// Driver errors.
     pub fn new(driver: &Driver, mapping: Mapping, offset: usize) -> Result<Registration, CUresult> {
+        Registration::try_new(driver, mapping, offset).map_err(|(_, status)| status)
+    }
+
+    /// As [`Registration::new`]; an error comes with the mapping.
+    fn try_new(
+        driver: &Driver,
+        mapping: Mapping,
+        offset: usize,
+    ) -> Result<Registration, (Mapping, CUresult)> {
         let address = mapping.base() as u64 + offset as u64;
-        driver.mem_host_register(
+        let registered = driver.mem_host_register(
             address,
             mapping.len() - offset,
             CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_PORTABLE,
-        )?;
+        );
+        if let Err(status) = registered {
+            return Err((mapping, status));
+        }
         let mut this = Registration {
             mapping,
             offset,
@@ -46,8 +59,7 @@ impl Registration {
         };
         if let Err(status) = driver.mem_host_get_device_pointer(&mut this.device, address, 0) {
             let _ = driver.mem_host_unregister(address);
-            this.registered = false;
-            return Err(status);
+            return Err((this.mapping, status));
         }
         Ok(this)
     }
@@ -97,9 +109,12 @@ pub struct HostBlock {
 pub struct BegunBlock {
     mapping: Mapping,
     file: MemoryFile,
-    host: Charge,
-    pin: Pin,
-    place: Ration,
+    /// Host memory charged for its length; `None` while no session uses it.
+    pub host: Option<Charge>,
+    /// Counts it for its user.
+    pub pin: Pin,
+    /// The ration of its descriptor and mapping.
+    pub place: Ration,
     unpopulated: Unpopulated,
     /// Bytes populated.
     populated: usize,
@@ -111,6 +126,32 @@ impl BegunBlock {
     /// Size in bytes.
     pub fn len(&self) -> u64 {
         self.mapping.len() as u64
+    }
+
+    /// First address, which the block keeps when it is completed.
+    pub fn start(&self) -> u64 {
+        self.mapping.base() as u64
+    }
+
+    /// The memory file.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Writes the content, by the file: that neither maps pages nor clears them first, so that several threads can do it at a
+    /// time without holding up calls of the driver.
+    ///
+    /// # Errors
+    /// If there is no memory for the pages.
+    pub fn write(&mut self, content: &[u8]) -> io::Result<()> {
+        let mut at = 0;
+        while at < content.len() {
+            let part = &content[at..content.len().min(at + WRITTEN)];
+            let written = nix::sys::uio::pwrite(&self.file, part, at as i64)?;
+            self.unpopulated.populated(written as u64);
+            at += written;
+        }
+        Ok(())
     }
 
     /// Populates pages until all are, or until `stop` says after some pages that it is enough for now. Returns whether
@@ -127,6 +168,9 @@ impl BegunBlock {
         self.populated == self.mapping.len()
     }
 }
+
+/// Bytes written to a block's file at a time.
+const WRITTEN: usize = 4 << 20;
 
 /// The parties that pay for pinned memory.
 pub struct Paid<'a> {
@@ -158,6 +202,12 @@ impl HostBlock {
         let mapping = self.registration.mapping();
         // SAFETY: the mapping has that many bytes, and nothing writes them.
         unsafe { std::slice::from_raw_parts(mapping.base(), mapping.len()) }
+    }
+    /// The content, to be changed. As [`HostBlock::bytes`].
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        let mapping = self.registration.mapping();
+        // SAFETY: the mapping has that many bytes, and nothing else uses them.
+        unsafe { std::slice::from_raw_parts_mut(mapping.base(), mapping.len()) }
     }
 }
 
@@ -207,7 +257,7 @@ impl HostArena {
             Ok((file, mapping)) => Ok(BegunBlock {
                 mapping,
                 file,
-                host,
+                host: Some(host),
                 pin,
                 place,
                 unpopulated,
@@ -241,13 +291,60 @@ impl HostArena {
             Ok(registration) => Ok(HostBlock {
                 registration,
                 file: begun.file,
-                host: Some(begun.host),
+                host: begun.host,
                 pin: begun.pin,
                 place: begun.place,
             }),
             Err(status) => {
                 self.retire(start, room);
                 Err(status)
+            }
+        }
+    }
+
+    /// Registers a block that has content.
+    ///
+    /// # Errors
+    /// Driver errors, with the block as it was.
+    pub fn pin(
+        &self,
+        driver: &Driver,
+        device: &Device,
+        begun: BegunBlock,
+    ) -> Result<HostBlock, Box<(BegunBlock, CUresult)>> {
+        if let Err(status) = device.make_current(driver) {
+            return Err(Box::new((begun, status)));
+        }
+        let BegunBlock {
+            mapping,
+            file,
+            host,
+            pin,
+            place,
+            unpopulated,
+            populated,
+            room,
+        } = begun;
+        match Registration::try_new(driver, mapping, 0) {
+            Ok(registration) => Ok(HostBlock {
+                registration,
+                file,
+                host,
+                pin,
+                place,
+            }),
+            Err((mapping, status)) => {
+                let begun = BegunBlock {
+                    mapping,
+                    file,
+                    host,
+                    pin,
+                    place,
+                    unpopulated,
+                    populated,
+                    room,
+                };
+                Err(Box::new((begun, status)))
             }
         }
     }

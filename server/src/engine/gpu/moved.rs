@@ -3,7 +3,8 @@
 //! A piece of zero bytes takes no host memory, so that memory which a program has allocated and never used costs nothing. Where pinned memory is short, pieces go to a file without a name in the directory that the operator has chosen.
 
 use crate::engine::base::driver::Driver;
-use crate::engine::gpu::host::HostBlock;
+use crate::engine::gpu::devices::Device;
+use crate::engine::gpu::host::{BegunBlock, HostArena, HostBlock};
 use mpsshim_api::cuda::{CUresult, CUstream};
 use parking_lot::Mutex;
 use std::fs::File;
@@ -19,6 +20,8 @@ const PIECE: u64 = 64 << 20;
 const MOST_PIECES: u64 = 256;
 /// Bytes that are read from or written to a file at a time.
 const CHUNK: u64 = 4 << 20;
+/// For how long memory is left alone before it is pinned: that delays launches of others by milliseconds.
+const RESTS: Duration = Duration::from_secs(1);
 /// For how long pinned memory without content is kept.
 const KEEPS: Duration = Duration::from_secs(300);
 
@@ -41,6 +44,8 @@ pub enum Piece {
     Zero,
     /// Pinned memory of the same length.
     Pinned(HostBlock),
+    /// Host memory that is not pinned yet.
+    Unpinned(BegunBlock),
     /// The file, at the piece's offset.
     Stored,
 }
@@ -57,25 +62,68 @@ pub struct Content {
 }
 
 impl Content {
-    /// The pieces with their offsets and lengths.
-    pub fn pieces(&self) -> impl Iterator<Item = ((u64, u64), &Piece)> {
-        ranges(self.len).zip(&self.pieces)
-    }
-
-    /// The pinned memory.
-    pub fn blocks(&self) -> impl Iterator<Item = &HostBlock> {
+    /// Addresses of the pieces in host memory.
+    pub fn addresses(&self) -> impl Iterator<Item = u64> {
         self.pieces.iter().filter_map(|piece| match piece {
-            Piece::Pinned(block) => Some(block),
+            Piece::Pinned(block) => Some(block.start()),
+            Piece::Unpinned(block) => Some(block.start()),
             Piece::Zero | Piece::Stored => None,
         })
     }
 
-    /// The pinned memory, whose content is not needed any more.
-    pub fn into_blocks(self) -> impl Iterator<Item = HostBlock> {
+    /// The host memory, whose content is not needed any more.
+    pub fn into_pool(self, pool: &MovePool, uid: u32) {
+        for piece in self.pieces {
+            match piece {
+                Piece::Pinned(block) => pool.put(uid, block),
+                Piece::Unpinned(block) => pool.put_unpinned(uid, block),
+                Piece::Zero | Piece::Stored => {}
+            }
+        }
+    }
+
+    /// The pinned memory of a session that has ended. Frees the rest.
+    pub fn into_blocks(self, arena: &HostArena) -> impl Iterator<Item = HostBlock> {
         self.pieces.into_iter().filter_map(|piece| match piece {
             Piece::Pinned(block) => Some(block),
+            Piece::Unpinned(block) => {
+                arena.abandon(block);
+                None
+            }
             Piece::Zero | Piece::Stored => None,
         })
+    }
+
+    /// Pins the piece with this number, if it is in host memory and not pinned yet.
+    ///
+    /// # Errors
+    /// Driver errors; the piece is then as it was.
+    pub fn pin(
+        &mut self,
+        number: usize,
+        (driver, device): (&Driver, &Device),
+        arena: &HostArena,
+    ) -> Result<(), CUresult> {
+        let Some(piece) = self.pieces.get_mut(number) else {
+            return Ok(());
+        };
+        let before = std::mem::replace(piece, Piece::Zero);
+        *piece = match before {
+            Piece::Unpinned(mut block) => {
+                // Its pages exist; this maps them.
+                block.populate(|| false);
+                match arena.pin(driver, device, block) {
+                    Ok(block) => Piece::Pinned(block),
+                    Err(refused) => {
+                        let (block, status) = *refused;
+                        *piece = Piece::Unpinned(block);
+                        return Err(status);
+                    }
+                }
+            }
+            other => other,
+        };
+        Ok(())
     }
 
     /// Each piece as a number, from which [`Placed::of`] tells where it is.
@@ -84,6 +132,7 @@ impl Content {
             Piece::Zero => Placed::ZERO,
             Piece::Stored => Placed::STORED,
             Piece::Pinned(block) => block.start(),
+            Piece::Unpinned(block) => block.start(),
         };
         self.pieces.iter().map(place).collect()
     }
@@ -217,15 +266,29 @@ impl From<CUresult> for Failure {
     }
 }
 
-/// Pinned memory without content that moves of the same user take before they allocate more.
+/// Host memory without content that moves of the same user take before they allocate more.
 #[derive(Debug, Default)]
-pub struct MovePool(Mutex<Vec<Kept>>);
+pub struct MovePool(Mutex<Pool>);
+
+#[derive(Debug, Default)]
+struct Pool {
+    pinned: Vec<Kept<HostBlock>>,
+    /// Memory with pages that is not pinned yet.
+    unpinned: Vec<Kept<BegunBlock>>,
+}
 
 #[derive(Debug)]
-struct Kept {
+struct Kept<T> {
     uid: u32,
-    block: HostBlock,
+    block: T,
     since: Instant,
+}
+
+fn take_of<T>(kept: &mut Vec<Kept<T>>, uid: u32, fits: impl Fn(&T) -> bool) -> Option<T> {
+    let at = kept
+        .iter()
+        .rposition(|kept| kept.uid == uid && fits(&kept.block))?;
+    Some(kept.remove(at).block)
 }
 
 impl MovePool {
@@ -234,53 +297,118 @@ impl MovePool {
         block.host = None;
         block.pin.set_idle(true);
         let since = Instant::now();
-        self.0.lock().push(Kept { uid, block, since });
+        self.0.lock().pinned.push(Kept { uid, block, since });
+    }
+
+    /// Keeps a block that is not pinned.
+    pub fn put_unpinned(&self, uid: u32, mut block: BegunBlock) {
+        block.host = None;
+        block.pin.set_idle(true);
+        let since = Instant::now();
+        self.0.lock().unpinned.push(Kept { uid, block, since });
     }
 
     /// A block of exactly `len` bytes, with any content.
     pub fn take(&self, uid: u32, len: u64) -> Option<HostBlock> {
-        let mut kept = self.0.lock();
-        let fits = |kept: &Kept| kept.uid == uid && kept.block.len() == len;
-        let at = kept.iter().rposition(fits)?;
-        let mut block = kept.remove(at).block;
+        let mut block = take_of(&mut self.0.lock().pinned, uid, |block| block.len() == len)?;
         block.pin.set_idle(false);
         Some(block)
     }
 
-    /// Removes the blocks that have been kept for long enough.
+    /// A block of exactly `len` bytes, with any content, that is not pinned.
+    pub fn take_unpinned(&self, uid: u32, len: u64) -> Option<BegunBlock> {
+        let mut block = take_of(&mut self.0.lock().unpinned, uid, |block| block.len() == len)?;
+        block.pin.set_idle(false);
+        Some(block)
+    }
+
+    /// Pins a block that no move has used lately, for the next one. Returns whether there was one.
+    pub fn pin_one(&self, (driver, device): (&Driver, &Device), arena: &HostArena) -> bool {
+        // The latest blocks come last; a move that goes on may need them.
+        let mut pool = self.0.lock();
+        let is_due = |kept: &Kept<BegunBlock>| kept.since.elapsed() > RESTS;
+        let at = pool.unpinned.iter().position(is_due);
+        let kept = at.map(|at| pool.unpinned.remove(at));
+        drop(pool);
+        let Some(Kept { uid, mut block, .. }) = kept else {
+            return false;
+        };
+        // Its pages exist; this maps them.
+        block.populate(|| false);
+        match arena.pin(driver, device, block) {
+            Ok(block) => self.put(uid, block),
+            Err(refused) => {
+                let (block, status) = *refused;
+                tracing::debug!(%status, "memory for moves is not pinned");
+                arena.abandon(block);
+            }
+        }
+        true
+    }
+
+    /// Whether a block waits to be pinned.
+    pub fn has_unpinned(&self) -> bool {
+        !self.0.lock().unpinned.is_empty()
+    }
+
+    /// Removes the pinned blocks that have been kept for long enough.
     pub fn take_old(&self) -> Vec<(u32, HostBlock)> {
         self.take_if(|kept| kept.since.elapsed() > KEEPS)
     }
 
-    /// Removes blocks of a user until `most` bytes or fewer are left.
-    pub fn take_beyond(&self, uid: u32, most: u64) -> Vec<(u32, HostBlock)> {
+    /// Removes blocks of a user until `most` bytes or fewer are left. Unpinned ones are freed.
+    pub fn take_beyond(&self, uid: u32, most: u64, arena: &HostArena) -> Vec<(u32, HostBlock)> {
         let mut left = 0;
-        self.take_if(|kept| {
+        let surplus = self.take_if(|kept| {
             let is_meant = kept.uid == uid && left + kept.block.len() > most;
             if kept.uid == uid && !is_meant {
                 left += kept.block.len();
             }
             is_meant
-        })
+        });
+        self.free_unpinned(arena, |kept| {
+            let is_meant = kept.uid == uid && left + kept.block.len() > most;
+            if kept.uid == uid && !is_meant {
+                left += kept.block.len();
+            }
+            is_meant
+        });
+        surplus
     }
 
-    fn take_if(&self, mut is_surplus: impl FnMut(&Kept) -> bool) -> Vec<(u32, HostBlock)> {
-        let mut kept = self.0.lock();
+    fn take_if(
+        &self,
+        mut is_surplus: impl FnMut(&Kept<HostBlock>) -> bool,
+    ) -> Vec<(u32, HostBlock)> {
+        let kept = &mut self.0.lock().pinned;
         let surplus = kept.extract_if(.., |kept| is_surplus(kept));
         surplus.map(|kept| (kept.uid, kept.block)).collect()
     }
 
-    /// Removes all blocks.
-    pub fn take_all(&self) -> Vec<(u32, HostBlock)> {
-        let kept = std::mem::take(&mut *self.0.lock());
-        kept.into_iter()
-            .map(|kept| (kept.uid, kept.block))
-            .collect()
+    fn free_unpinned(
+        &self,
+        arena: &HostArena,
+        mut is_surplus: impl FnMut(&Kept<BegunBlock>) -> bool,
+    ) {
+        let mut pool = self.0.lock();
+        let surplus = pool.unpinned.extract_if(.., |kept| is_surplus(kept));
+        let surplus: Vec<_> = surplus.collect();
+        drop(pool);
+        surplus
+            .into_iter()
+            .for_each(|kept| arena.abandon(kept.block));
+    }
+
+    /// Removes all blocks. Unpinned ones are freed.
+    pub fn take_all(&self, arena: &HostArena) -> Vec<(u32, HostBlock)> {
+        self.free_unpinned(arena, |_| true);
+        self.take_if(|_| true)
     }
 
     /// Whether it has no block.
     pub fn is_empty(&self) -> bool {
-        self.0.lock().is_empty()
+        let pool = self.0.lock();
+        pool.pinned.is_empty() && pool.unpinned.is_empty()
     }
 }
 

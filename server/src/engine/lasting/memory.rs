@@ -160,9 +160,14 @@ pub fn describe_memory(session: &mut Session, images: &ImageStore, grant: &Grant
 }
 
 /// Passes a piece of the content of device memory to the keeper. Returns whether the next server could find it.
-pub fn keep_piece(session: &Session, images: &ImageStore, block: &HostBlock) -> bool {
+pub fn keep_piece(session: &Session, images: &ImageStore, piece: &Piece) -> bool {
     let (keeping, holder) = (&images.gpu.keeping, &session.shared.kept);
-    !session.lasting.kept || keeping.keep(name_of_piece(block), block.file.as_fd(), holder)
+    let (start, file) = match piece {
+        Piece::Pinned(block) => (block.start(), block.file.as_fd()),
+        Piece::Unpinned(block) => (block.start(), block.file()),
+        Piece::Zero | Piece::Stored => return true,
+    };
+    !session.lasting.kept || keeping.keep(name_of_piece(start), file, holder)
 }
 
 /// Describes where the content of device memory is, so that the device memory is not needed any more. The keeper has the
@@ -202,15 +207,15 @@ pub fn describe_refilled(
 
 /// Makes the keeper close the content of device memory at this address.
 pub fn forget_content(keeping: &Keeping, start: u64, content: &Content) {
-    let pieces = content.blocks().map(name_of_piece);
+    let pieces = content.addresses().map(name_of_piece);
     pieces.for_each(|name| keeping.forget(name));
     if content.file.is_some() {
         keeping.forget(name_of_file(start));
     }
 }
 
-fn name_of_piece(block: &HostBlock) -> Name {
-    Name::numbered(keeper::Kind::Host, block.start())
+fn name_of_piece(start: u64) -> Name {
+    Name::numbered(keeper::Kind::Host, start)
 }
 
 /// The name of the file with content of device memory at this address.

@@ -13,7 +13,6 @@ use crate::engine::base::side::Side;
 use crate::engine::calls::array::take_arrays;
 use crate::engine::calls::capture::abandon_captures;
 use crate::engine::calls::module::forget_offer;
-use crate::engine::gpu::moved::Content;
 use crate::engine::images::instances::Image;
 use crate::engine::lasting::memory::forget_content;
 use crate::engine::lasting::virtual_memory::name_of_physical;
@@ -243,7 +242,11 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     let evicted = std::mem::take(&mut session.objects.evicted);
     let host = std::mem::take(&mut session.objects.host)
         .into_values()
-        .chain(evicted.into_values().flat_map(Content::into_blocks))
+        .chain(
+            evicted
+                .into_values()
+                .flat_map(|content| content.into_blocks(&shared.gpu.arena)),
+        )
         .chain(session.objects.host_spare.drain(..));
     let uid = session.shared.info.uid;
     graves.extend(host.map(|block| Buried::Host(block, uid)));
@@ -261,7 +264,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
         .for_each(|object| shared.lanes.bury(object));
     let others = shared.roster.session_list().into_iter();
     let others = others.filter(|other| other.info.uid == uid && !Arc::ptr_eq(other, &ended));
-    // What the user's other sessions could use.
+    // The user's other sessions could use as much.
     let movable = others.map(|other| other.suspension.movable_in_all()).sum();
     shared.release_move_pool(uid, movable);
     shared.leave_own_context(ended.info.session);

@@ -10,6 +10,7 @@
 
 use crate::engine::base::account::Memory;
 use crate::engine::base::ordinal::Ordinal;
+use crate::engine::base::side;
 use crate::engine::gpu::devices::Grant;
 use crate::engine::gpu::moved::{Content, Failure};
 use crate::engine::lasting::memory::{
@@ -160,22 +161,11 @@ fn evict_grants(session: &mut Session, shared: &Shared) -> Result<Progress, Unmo
     }
     let lens = grants.iter().map(|grant| grant.len);
     let outcome = transfers::moving_out(session, shared, (lens, most), |session, moves| {
-        for grant in &grants {
-            if !session.may_work(&shared.gpu) {
-                return Ok(Progress::Later);
-            }
-            let evicted = evict_one(session, shared, grant, moves);
-            session.say_whether_at_work(&shared.gpu);
-            let is_later = matches!(evicted?, Progress::Later);
-            if is_later || session.shared.suspension.has_made_room(grant.len) {
-                return Ok(if is_later {
-                    Progress::Later
-                } else {
-                    Progress::Done
-                });
-            }
+        let outcome = evict_with(session, shared, (&grants, most), moves);
+        if !matches!(outcome, Ok(Progress::Done)) {
+            moves.drop_outs();
         }
-        Ok(Progress::Done)
+        outcome
     });
     if let Some(keeper) = shared.gpu.keeping.keeper() {
         // The physical memory is free once the keeper has closed its descriptor.
@@ -184,30 +174,62 @@ fn evict_grants(session: &mut Session, shared: &Shared) -> Result<Progress, Unmo
     outcome
 }
 
-fn evict_one(
+/// Moves grants to host memory, until there are `most` bytes.
+fn evict_with(
     session: &mut Session,
     shared: &Shared,
-    grant: &Grant,
+    (grants, most): (&[Arc<Grant>], Option<u64>),
     moves: &mut MovesOut<'_, '_, '_>,
 ) -> Result<Progress, Unmoved> {
-    let Moved::All(content) = moves.move_out(session, grant)? else {
-        return Ok(Progress::Later);
-    };
-    if !describe_evicted(session, &shared.images, grant, &content) {
-        forget_content(&shared.gpu.keeping, grant.start, &content);
-        spare(session, shared, content);
-        return Err(transfers::no_keeper());
+    let mut submitted = 0;
+    for grant in grants {
+        if most.is_some_and(|most| submitted >= most) {
+            break;
+        }
+        if !session.may_work(&shared.gpu) {
+            return Ok(Progress::Later);
+        }
+        let moved = moves.submit(session, grant);
+        session.say_whether_at_work(&shared.gpu);
+        if let Moved::Later = moved? {
+            return Ok(Progress::Later);
+        }
+        submitted += grant.len;
+        release_finished(session, shared, moves)?;
     }
-    session.objects.evicted.insert(grant.start, content);
-    note_evicted(session);
-    let suspension = &session.shared.suspension;
-    suspension.take_movable(grant.device, grant.len);
-    let of = &shared.gpu.devices[grant.device];
-    of.evict(&shared.gpu.driver, grant).map_err(|status| {
-        shared.gpu.note_status(status);
-        Unmoved::Failed(format!("its memory cannot be released: {status}"))
-    })?;
+    while moves.wait(session)? {
+        release_finished(session, shared, moves)?;
+    }
     Ok(Progress::Done)
+}
+
+/// Releases the device memory whose content is in host memory.
+fn release_finished(
+    session: &mut Session,
+    shared: &Shared,
+    moves: &mut MovesOut<'_, '_, '_>,
+) -> Result<(), Unmoved> {
+    let mut outcome = Ok(());
+    for (grant, content) in moves.take_finished() {
+        if !describe_evicted(session, &shared.images, &grant, &content) {
+            forget_content(&shared.gpu.keeping, grant.start, &content);
+            spare(session, shared, content);
+            outcome = Err(transfers::no_keeper());
+            continue;
+        }
+        session.objects.evicted.insert(grant.start, content);
+        note_evicted(session);
+        let suspension = &session.shared.suspension;
+        suspension.take_movable(grant.device, grant.len);
+        suspension.has_made_room(grant.len);
+        let of = &shared.gpu.devices[grant.device];
+        if let Err(status) = of.evict(&shared.gpu.driver, &grant) {
+            shared.gpu.note_status(status);
+            let why = format!("its memory cannot be released: {status}");
+            outcome = Err(Unmoved::Failed(why));
+        }
+    }
+    outcome
 }
 
 fn refill_grants(session: &mut Session, shared: &Shared) -> Result<Progress, CUresult> {
@@ -263,11 +285,11 @@ fn refill_one(
         made?;
     }
     let content = session.objects.evicted.remove(&grant.start);
-    let content = content.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let mut content = content.ok_or(CUDA_ERROR_INVALID_VALUE)?;
     let shown = session.objects.share_with_peers(&shared.gpu, grant.start);
     let copied = shown
         .map_err(Failure::Driver)
-        .and_then(|()| transfers::move_in(session, shared, grant, &content));
+        .and_then(|()| transfers::move_in(session, shared, grant, &mut content));
     match copied {
         Ok(Moved::All(())) => {}
         Ok(Moved::Later) => {
@@ -299,8 +321,7 @@ fn refill_one(
 /// Keeps pinned memory whose content is not needed any more for the next moves.
 fn spare(session: &Session, shared: &Shared, content: Content) {
     let uid = session.shared.info.uid;
-    let blocks = content.into_blocks();
-    blocks.for_each(|block| shared.gpu.move_pool.put(uid, block));
+    content.into_pool(&shared.gpu.move_pool, uid);
     shared.lanes.bury(Buried::MovePool);
 }
 
@@ -340,7 +361,45 @@ pub fn evict(shared: &Shared, mut session: Box<Session>) {
             session.shared.suspension.settle(Err(why));
         }
     }
+    pin_pieces(&mut session, shared);
     shared.lanes.send_home(session);
+}
+
+/// Pins host memory with the content of device memory, for a fast way back, until the session or another one needs the
+/// thread.
+fn pin_pieces(session: &mut Session, shared: &Shared) {
+    let gpu = &shared.gpu;
+    let own = session.shared.clone();
+    let stops = |session: &Session| {
+        wants_attention(session)
+            || shared.lanes.slow.is_wanted()
+            || own.suspension.is_ordered()
+            || own.hung_up.load(Ordering::Relaxed)
+            || own.is_to_rest(shared.fate.attempt())
+            || gpu.is_lost()
+            || gpu.calm(session.side).is_hushed()
+            || shared.fate.stopping.load(Ordering::Relaxed)
+    };
+    let starts: Vec<u64> = session.objects.evicted.keys().copied().collect();
+    for start in starts {
+        let pieces = session.objects.evicted.get(&start);
+        let pieces = pieces.map_or(0, |content| content.pieces.len());
+        for number in 0..pieces {
+            if stops(session) {
+                return;
+            }
+            let (Some(content), Some(device)) =
+                (session.objects.evicted.get_mut(&start), gpu.any_device())
+            else {
+                return;
+            };
+            let pinned = side::on_main(|| content.pin(number, (&gpu.driver, device), &gpu.arena));
+            if let Err(status) = pinned {
+                tracing::debug!(%status, "moved memory is not pinned");
+                return;
+            }
+        }
+    }
 }
 
 /// Brings the device memory of a session back and returns the session to its dispatch thread.

@@ -1,7 +1,9 @@
 //! Copies the content of device memory to host memory and back, piece by piece.
 //!
-//! Threads that exist only for the move allocate the pages of new pinned memory, which takes longer than the copies, and look
-//! whether a piece is zero. Pinned memory of a piece that is zero is used for the next one.
+//! Pinned memory of earlier moves takes pieces directly. Where that is not enough, a few new pinned blocks are used again and
+//! again: threads write their content to files, which become the pieces and are pinned when the move is over. Threads that
+//! allocate the pages of pinned memory beside its registration hold up launches of other sessions. Other pieces are looked at
+//! by these threads: pieces of zeros need no memory.
 
 use crate::engine::base::account::Memory;
 use crate::engine::base::bounds::STACK;
@@ -17,15 +19,20 @@ use crate::engine::threads::shared::Shared;
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use mpsshim_api::cuda::*;
 use mpsshim_model::suspension::Unmoved;
-use std::collections::VecDeque;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 /// Most threads of a move.
 const MOST_THREADS: usize = 8;
-/// Most new pinned blocks whose pages are allocated at the same time.
-const MOST_BLOCKS: usize = 2 * MOST_THREADS;
+/// Most new pinned blocks: each thread writes one while the device is copied to another.
+const MOST_BLOCKS: usize = MOST_THREADS + 1;
+/// Bytes of a piece that a thread reads at a time.
+const READ: usize = 8 << 20;
 /// Bytes that the moving thread looks at itself to find out that a piece is not zero.
 const GLANCE: usize = 4096;
 /// Longest copy that is submitted at once, bytes.
@@ -43,20 +50,27 @@ pub enum Moved<T> {
     Later,
 }
 
+/// A piece: the number of its allocation in this move, and the number of the piece in the allocation.
+type At = (usize, usize);
+
 /// Work for a thread of a move.
 enum Job {
     /// Allocate the pages of a block.
     Populate(BegunBlock),
-    /// Find out whether the piece with this number is zero.
-    Look(usize, HostBlock),
+    /// Find out whether this piece is zero.
+    Look(At, HostBlock),
+    /// Write this piece to another block, unless it is zero.
+    Write(At, HostBlock, Box<BegunBlock>),
 }
 
-/// What became of it.
+/// Outcome of a job.
 enum Done {
     /// Whether all pages are there.
     Populated(BegunBlock, bool),
     /// Whether the piece is zero.
-    Looked(usize, HostBlock, bool),
+    Looked(At, HostBlock, bool),
+    /// Whether the piece has been written; `None` if it is zero.
+    Written(At, HostBlock, Box<BegunBlock>, Option<io::Result<()>>),
 }
 
 /// The threads of a move.
@@ -69,8 +83,8 @@ struct Crew<'scope, 'env> {
     threads: usize,
     /// Blocks whose pages are being allocated.
     populating: usize,
-    /// Pieces that are looked at.
-    looking: usize,
+    /// Pieces that are looked at or written.
+    pieces: usize,
 }
 
 impl<'scope, 'env> Crew<'scope, 'env> {
@@ -85,18 +99,16 @@ impl<'scope, 'env> Crew<'scope, 'env> {
             stop,
             threads: 0,
             populating: 0,
-            looking: 0,
+            pieces: 0,
         }
     }
 
     fn send(&mut self, job: Job) {
         match job {
             Job::Populate(_) => self.populating += 1,
-            Job::Look(..) => self.looking += 1,
+            Job::Look(..) | Job::Write(..) => self.pieces += 1,
         }
-        let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let most = MOST_THREADS.min(processors.div_ceil(2));
-        if self.threads < most.min(self.populating + self.looking) {
+        if self.threads < threads().min(self.populating + self.pieces) {
             let (jobs, done, stop) = (self.jobs.1.clone(), self.done.0.clone(), self.stop);
             let named = std::thread::Builder::new().name("move".into());
             let thread = named.stack_size(STACK).spawn_scoped(self.scope, move || {
@@ -114,7 +126,7 @@ impl<'scope, 'env> Crew<'scope, 'env> {
     }
 
     fn is_busy(&self) -> bool {
-        self.populating + self.looking > 0
+        self.populating + self.pieces > 0
     }
 
     /// The next outcome; without `waits`, only if there is one. The crew must be busy.
@@ -125,7 +137,7 @@ impl<'scope, 'env> Crew<'scope, 'env> {
         };
         match &done {
             Some(Done::Populated(..)) => self.populating -= 1,
-            Some(Done::Looked(..)) => self.looking -= 1,
+            Some(Done::Looked(..) | Done::Written(..)) => self.pieces -= 1,
             None => {}
         }
         done
@@ -146,6 +158,11 @@ impl Job {
                 let is_zero = moved::is_zero(block.bytes());
                 Done::Looked(number, block, is_zero)
             }
+            Job::Write(number, block, mut to) => {
+                let is_zero = moved::is_zero(block.bytes());
+                let written = (!is_zero).then(|| to.write(block.bytes()));
+                Done::Written(number, block, to, written)
+            }
         }
     }
 }
@@ -155,14 +172,18 @@ impl Job {
 pub struct MovesOut<'a, 'scope, 'env> {
     shared: &'a Shared,
     crew: Crew<'scope, 'env>,
+    /// The allocations that are being moved, by number.
+    outs: BTreeMap<usize, Out>,
+    /// Number of the next one.
+    next: usize,
     /// Lengths of the pieces to come.
     ahead: VecDeque<u64>,
     /// Pinned memory for them.
     free: Vec<HostBlock>,
-    /// Memory for them that is not registered yet. Beside threads that allocate pages, registration takes five times as long,
-    /// and launches of others wait for it: up to 0.4 s were seen. So all blocks of a batch are registered when their pages are
-    /// there, and the pages of the next batch are allocated during the copies.
-    populated: Vec<BegunBlock>,
+    /// Memory for them that is not pinned.
+    unpinned: Vec<BegunBlock>,
+    /// Number of new pinned blocks.
+    made: usize,
     /// The pool has no further block.
     is_pool_empty: bool,
     /// Why there can be no further pinned memory.
@@ -170,12 +191,21 @@ pub struct MovesOut<'a, 'scope, 'env> {
     times: Times,
 }
 
-/// An allocation that is moved to host memory.
-struct Out<'a> {
-    grant: &'a Grant,
-    stream: CUstream,
+/// An allocation that is being moved to host memory.
+struct Out {
+    grant: Arc<Grant>,
     pieces: Vec<Option<Piece>>,
     file: Option<Store>,
+}
+
+impl Out {
+    fn into_content(self) -> Content {
+        Content {
+            len: self.grant.len,
+            pieces: self.pieces.into_iter().flatten().collect(),
+            file: self.file,
+        }
+    }
 }
 
 /// Where the time of a move goes.
@@ -226,9 +256,12 @@ pub fn moving_out<R>(
         let mut moves = MovesOut {
             shared,
             crew: Crew::new(scope, &stop),
+            outs: BTreeMap::new(),
+            next: 0,
             ahead,
             free: Vec::new(),
-            populated: Vec::new(),
+            unpinned: Vec::new(),
+            made: 0,
             is_pool_empty: false,
             short: None,
             times: Times::default(),
@@ -241,88 +274,116 @@ pub fn moving_out<R>(
 }
 
 impl MovesOut<'_, '_, '_> {
-    /// Copies the content of a grant to host memory. The session must be allowed to submit.
+    /// Copies the content of a grant. It is in host memory once [`MovesOut::take_finished`] returns it. The session must be
+    /// allowed to submit.
     ///
     /// # Errors
     /// Why it stays; nothing has changed then.
-    pub fn move_out(
+    pub fn submit(
         &mut self,
         session: &mut Session,
-        grant: &Grant,
-    ) -> Result<Moved<Content>, Unmoved> {
+        grant: &Arc<Grant>,
+    ) -> Result<Moved<()>, Unmoved> {
         let gpu = &self.shared.gpu;
         let device = &gpu.devices[grant.device];
         let failed = |status| failed(self.shared, status);
         device.make_current(&gpu.driver).map_err(failed)?;
         let stream = device.take_stream(&gpu.driver, 0).map_err(failed)?;
-        let mut out = Out {
-            grant,
-            stream,
+        let number = self.next;
+        self.next += 1;
+        let out = Out {
+            grant: Arc::clone(grant),
             pieces: moved::ranges(grant.len).map(|_| None).collect(),
             file: None,
         };
-        let outcome = self.run(session, &mut out);
-        while self.crew.looking > 0
-            && let Some(done) = self.crew.next(true)
-        {
-            // Only after a failure.
-            let _ = self.note(session, &mut out, done);
-        }
+        self.outs.insert(number, out);
+        let outcome = self.run(session, number, (grant, stream));
         match &outcome {
             Ok(_) => device.keep_stream(&gpu.driver, 0, stream),
             Err(_) => drop(gpu.driver.context.stream_destroy(stream)),
         }
-        let content = Content {
-            len: grant.len,
-            pieces: out.pieces.into_iter().flatten().collect(),
-            file: out.file,
-        };
-        match outcome {
-            Ok(Moved::All(())) => Ok(Moved::All(content)),
-            other => {
-                forget_content(&gpu.keeping, grant.start, &content);
-                self.free.extend(content.into_blocks());
-                other.map(|_| Moved::Later)
-            }
+        if !matches!(outcome, Ok(Moved::All(()))) {
+            self.drop_out(number);
+        }
+        outcome
+    }
+
+    /// The grants whose content is in host memory now.
+    pub fn take_finished(&mut self) -> Vec<(Arc<Grant>, Content)> {
+        let outs = std::mem::take(&mut self.outs).into_iter();
+        let is_finished = |(_, out): &(usize, Out)| out.pieces.iter().all(Option::is_some);
+        let (finished, others): (Vec<_>, _) = outs.partition(is_finished);
+        self.outs = others.into_iter().collect();
+        let finished = finished.into_iter();
+        let finished = finished.map(|(_, out)| (Arc::clone(&out.grant), out.into_content()));
+        finished.collect()
+    }
+
+    /// Waits until another piece is in host memory. Returns `false` if there is none to come.
+    ///
+    /// # Errors
+    /// Why a grant stays.
+    pub fn wait(&mut self, session: &Session) -> Result<bool, Unmoved> {
+        if self.crew.pieces == 0 {
+            return Ok(false);
+        }
+        let crew = &mut self.crew;
+        let done = timed(&mut self.times.pages, || crew.next(true));
+        done.map_or(Ok(()), |done| self.note(session, done))?;
+        Ok(true)
+    }
+
+    /// Leaves the grants where they are that are not in host memory yet.
+    pub fn drop_outs(&mut self) {
+        while let Some(number) = self.outs.keys().next().copied() {
+            self.drop_out(number);
         }
     }
 
-    fn run(&mut self, session: &mut Session, out: &mut Out<'_>) -> Result<Moved<()>, Unmoved> {
-        let mut ranges = moved::ranges(out.grant.len).enumerate().peekable();
-        while let Some((number, range)) = ranges.peek().copied() {
+    fn drop_out(&mut self, number: usize) {
+        let Some(out) = self.outs.remove(&number) else {
+            return;
+        };
+        let gpu = &self.shared.gpu;
+        let (start, content) = (out.grant.start, out.into_content());
+        forget_content(&gpu.keeping, start, &content);
+        self.free.extend(content.into_blocks(&gpu.arena));
+    }
+
+    fn run(
+        &mut self,
+        session: &mut Session,
+        number: usize,
+        (grant, stream): (&Grant, CUstream),
+    ) -> Result<Moved<()>, Unmoved> {
+        let mut ranges = moved::ranges(grant.len).enumerate().peekable();
+        while let Some((piece, range)) = ranges.peek().copied() {
             while self.crew.is_busy()
                 && let Some(done) = self.crew.next(false)
             {
-                self.note(session, out, done)?;
+                self.note(session, done)?;
             }
             if !may_go_on(session, self.shared)? {
                 return Ok(Moved::Later);
             }
+            let at = (number, piece);
             if let Some(block) = self.take_block(session, range.1) {
-                self.copy(session, out, (number, range), block)?;
+                self.copy(session, at, (grant, stream, range), block)?;
             } else {
-                self.prepare_blocks(session, range.1);
-                if self.free.iter().any(|block| block.len() == range.1) {
-                    continue;
-                }
+                self.begin_blocks(session, range.1);
                 if self.crew.is_busy() {
                     // Nothing is submitted meanwhile.
                     session.say_whether_at_work(&self.shared.gpu);
                     let crew = &mut self.crew;
                     if let Some(done) = timed(&mut self.times.pages, || crew.next(true)) {
-                        self.note(session, out, done)?;
+                        self.note(session, done)?;
                     }
                     continue;
                 }
-                self.store(out, (number, range))?;
+                self.store(at, (grant, stream, range))?;
             }
             self.ahead.pop_front();
             ranges.next();
-        }
-        while self.crew.looking > 0
-            && let Some(done) = self.crew.next(true)
-        {
-            self.note(session, out, done)?;
         }
         Ok(Moved::All(()))
     }
@@ -333,56 +394,73 @@ impl MovesOut<'_, '_, '_> {
             && let Some(done) = self.crew.next(true)
         {
             match done {
-                Done::Populated(block, all) => drop(self.note_populated(block, all)),
+                Done::Populated(block, all) => drop(self.complete(block, all)),
                 Done::Looked(_, block, _) => self.free.push(block),
+                Done::Written(_, block, unpinned, _) => {
+                    self.free.push(block);
+                    self.unpinned.push(*unpinned);
+                }
             }
         }
-        self.register();
+        let (uid, pool) = (session.shared.info.uid, &self.shared.gpu.move_pool);
+        let unpinned = self.unpinned.drain(..);
+        unpinned.for_each(|block| pool.put_unpinned(uid, block));
         tracing::debug!(times = ?self.times, "device memory was copied to host memory");
-        let uid = session.shared.info.uid;
         let blocks = self.free.drain(..);
-        blocks.for_each(|block| self.shared.gpu.move_pool.put(uid, block));
+        blocks.for_each(|block| pool.put(uid, block));
     }
 
-    fn note(
-        &mut self,
-        session: &mut Session,
-        out: &mut Out<'_>,
-        done: Done,
-    ) -> Result<(), Unmoved> {
+    fn note(&mut self, session: &Session, done: Done) -> Result<(), Unmoved> {
+        let is_moved = |at: &At| self.outs.contains_key(&at.0);
         match done {
-            Done::Populated(block, all) => self.note_populated(block, all),
-            Done::Looked(number, block, true) => {
-                out.pieces[number] = Some(Piece::Zero);
+            Done::Populated(block, all) => return self.complete(block, all),
+            // The grant stays where it is.
+            Done::Looked(at, block, _) if !is_moved(&at) => self.free.push(block),
+            Done::Written(at, block, unpinned, _) if !is_moved(&at) => {
                 self.free.push(block);
-                Ok(())
+                self.unpinned.push(*unpinned);
             }
-            Done::Looked(number, block, false) => self.keep(session, out, (number, block)),
+            Done::Looked(at, block, true) => {
+                self.free.push(block);
+                return self.place(session, at, Piece::Zero);
+            }
+            Done::Looked(at, block, false) => {
+                return self.place(session, at, Piece::Pinned(block));
+            }
+            Done::Written(at, block, unpinned, None) => {
+                self.free.push(block);
+                self.unpinned.push(*unpinned);
+                return self.place(session, at, Piece::Zero);
+            }
+            Done::Written(at, block, unpinned, Some(Ok(()))) => {
+                self.free.push(block);
+                return self.place(session, at, Piece::Unpinned(*unpinned));
+            }
+            Done::Written(at, block, unpinned, Some(Err(error))) => {
+                self.shared.gpu.arena.abandon(*unpinned);
+                self.short = Some(no_host_memory(&error));
+                return self.place(session, at, Piece::Pinned(block));
+            }
         }
-    }
-
-    fn note_populated(&mut self, block: BegunBlock, all: bool) -> Result<(), Unmoved> {
-        if !all {
-            self.shared.gpu.arena.abandon(block);
-            return Err(Unmoved::Ended);
-        }
-        self.populated.push(block);
         Ok(())
     }
 
-    /// Registers the memory whose pages are there.
-    fn register(&mut self) {
+    /// Registers pinned memory.
+    fn complete(&mut self, block: BegunBlock, all: bool) -> Result<(), Unmoved> {
         let gpu = &self.shared.gpu;
-        for block in std::mem::take(&mut self.populated) {
-            let block = timed(&mut self.times.register, || {
-                let device = gpu.any_device().ok_or(CUDA_ERROR_INVALID_VALUE)?;
-                side::on_main(|| gpu.arena.complete(&gpu.driver, device, block))
-            });
-            match block {
-                Ok(block) => self.free.push(block),
-                Err(status) => self.short = Some(no_host_memory(&status)),
-            }
+        if !all {
+            gpu.arena.abandon(block);
+            return Err(Unmoved::Ended);
         }
+        let block = timed(&mut self.times.register, || {
+            let device = gpu.any_device().ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            side::on_main(|| gpu.arena.complete(&gpu.driver, device, block))
+        });
+        match block {
+            Ok(block) => self.free.push(block),
+            Err(status) => self.short = Some(no_host_memory(&status)),
+        }
+        Ok(())
     }
 
     /// Pinned memory for a piece, if there is any at once.
@@ -400,21 +478,15 @@ impl MovesOut<'_, '_, '_> {
         taken
     }
 
-    /// Registers a batch of pinned memory whose pages are there, and begins to allocate the next one. The next piece has `len`
-    /// bytes.
-    fn prepare_blocks(&mut self, session: &Session, len: u64) {
-        if self.crew.populating > 0 {
-            return;
-        }
+    /// Begins to allocate pinned memory for the next pieces, the first of which has `len` bytes.
+    fn begin_blocks(&mut self, session: &Session, len: u64) {
         if self.ahead.front() != Some(&len) {
             self.ahead.push_front(len);
         }
-        self.register();
-        let has = match self.free.iter().any(|block| block.len() == len) {
-            true => self.free.len(),
-            false => 0,
-        };
-        let next = self.ahead.iter().skip(has).take(MOST_BLOCKS);
+        // One of this length is needed in any case.
+        let least = usize::from(!self.crew.is_busy());
+        let left = MOST_BLOCKS.saturating_sub(self.made).max(least);
+        let next = self.ahead.iter().skip(self.crew.populating).take(left);
         let lens: Vec<u64> = next.copied().collect();
         for len in lens {
             if self.short.is_some() {
@@ -424,7 +496,10 @@ impl MovesOut<'_, '_, '_> {
                 begin_block(session, self.shared, len)
             });
             match begun {
-                Ok(block) => self.crew.send(Job::Populate(block)),
+                Ok(block) => {
+                    self.made += 1;
+                    self.crew.send(Job::Populate(block));
+                }
                 Err(why) => self.short = Some(why),
             }
         }
@@ -433,17 +508,17 @@ impl MovesOut<'_, '_, '_> {
     /// Copies a piece to pinned memory.
     fn copy(
         &mut self,
-        session: &mut Session,
-        out: &mut Out<'_>,
-        (number, (at, len)): (usize, (u64, u64)),
+        session: &Session,
+        at: At,
+        (grant, stream, (offset, len)): (&Grant, CUstream, (u64, u64)),
         block: HostBlock,
     ) -> Result<(), Unmoved> {
         let driver = &self.shared.gpu.driver;
         let copied = timed(&mut self.times.copies, || {
             for (part, len) in parts(len) {
-                let (to, from) = (block.start() + part, out.grant.start + at + part);
-                driver.memcpy_dtoh_async(to, from, len as usize, out.stream)?;
-                driver.stream_synchronize(out.stream)?;
+                let (to, from) = (block.start() + part, grant.start + offset + part);
+                driver.memcpy_dtoh_async(to, from, len as usize, stream)?;
+                driver.stream_synchronize(stream)?;
             }
             Ok(())
         });
@@ -451,34 +526,82 @@ impl MovesOut<'_, '_, '_> {
             self.free.push(block);
             return Err(failed(self.shared, status));
         }
-        let bytes = block.bytes();
-        if moved::is_zero(&bytes[..GLANCE.min(bytes.len())]) {
-            self.crew.send(Job::Look(number, block));
+        // New pinned blocks are used again if there are more pieces than blocks.
+        let blocks = 1 + self.free.len() + self.crew.populating;
+        if self.made > 0
+            && self.ahead.len() > blocks
+            && let Some(unpinned) = self.take_unpinned(session, len)
+        {
+            self.crew.send(Job::Write(at, block, Box::new(unpinned)));
             return Ok(());
         }
-        self.keep(session, out, (number, block))
+        let bytes = block.bytes();
+        if moved::is_zero(&bytes[..GLANCE.min(bytes.len())]) {
+            self.crew.send(Job::Look(at, block));
+            return Ok(());
+        }
+        self.place(session, at, Piece::Pinned(block))
     }
 
-    /// A piece is in pinned memory.
-    fn keep(
+    /// Host memory for a piece that is not pinned yet.
+    fn take_unpinned(&mut self, session: &Session, len: u64) -> Option<BegunBlock> {
+        let fits = |block: &BegunBlock| block.len() == len;
+        if let Some(at) = self.unpinned.iter().position(fits) {
+            return Some(self.unpinned.swap_remove(at));
+        }
+        let kept = self
+            .shared
+            .gpu
+            .move_pool
+            .take_unpinned(session.shared.info.uid, len);
+        if let Some(mut block) = kept {
+            match session.account.take(Memory::Host, len) {
+                Ok(charge) => {
+                    block.host = Some(charge);
+                    block.place.pass_to(&session.shared.held_files);
+                    return Some(block);
+                }
+                Err(_) => self.shared.gpu.arena.abandon(block),
+            }
+        }
+        if self.short.is_some() {
+            return None;
+        }
+        let begun = timed(&mut self.times.begin, || {
+            begin_block(session, self.shared, len)
+        });
+        match begun {
+            Ok(block) => Some(block),
+            Err(why) => {
+                self.short = Some(why);
+                None
+            }
+        }
+    }
+
+    /// A piece is in host memory.
+    fn place(
         &mut self,
         session: &Session,
-        out: &mut Out<'_>,
-        (number, block): (usize, HostBlock),
+        (number, piece): At,
+        place: Piece,
     ) -> Result<(), Unmoved> {
-        if !keep_piece(session, &self.shared.images, &block) {
-            self.free.push(block);
-            return Err(no_keeper());
+        let is_kept = keep_piece(session, &self.shared.images, &place);
+        if let Some(out) = self.outs.get_mut(&number) {
+            out.pieces[piece] = Some(place);
         }
-        out.pieces[number] = Some(Piece::Pinned(block));
-        Ok(())
+        if is_kept {
+            return Ok(());
+        }
+        self.drop_out(number);
+        Err(no_keeper())
     }
 
     /// Writes a piece to a file, where the operator has chosen a directory.
     fn store(
         &mut self,
-        out: &mut Out<'_>,
-        (number, range): (usize, (u64, u64)),
+        (number, piece): At,
+        (grant, stream, range): (&Grant, CUstream, (u64, u64)),
     ) -> Result<(), Unmoved> {
         let short = || self.short.clone().unwrap_or(Unmoved::Ended);
         let directory = self.shared.gpu.directory.as_deref().ok_or_else(short)?;
@@ -488,18 +611,20 @@ impl MovesOut<'_, '_, '_> {
                 "there is not enough host memory, and {place}: {why}"
             ))
         };
-        let file = match out.file.take() {
-            Some(file) => file,
-            None => Store::new(directory, out.grant.len).map_err(failed_to)?,
+        let Some(out) = self.outs.get_mut(&number) else {
+            return Ok(());
         };
-        let with = (&self.shared.gpu.driver, out.stream);
-        let written = file.write(with, out.grant.start, range);
-        out.file = Some(file);
+        let file = match &mut out.file {
+            Some(file) => file,
+            none => none.insert(Store::new(directory, grant.len).map_err(failed_to)?),
+        };
+        let with = (&self.shared.gpu.driver, stream);
+        let written = file.write(with, grant.start, range);
         written.map_err(|why| match why {
             Failure::Driver(status) => failed(self.shared, status),
             Failure::File(error) => failed_to(error),
         })?;
-        out.pieces[number] = Some(Piece::Stored);
+        out.pieces[piece] = Some(Piece::Stored);
         Ok(())
     }
 }
@@ -522,7 +647,7 @@ pub fn move_in(
     session: &mut Session,
     shared: &Shared,
     grant: &Grant,
-    content: &Content,
+    content: &mut Content,
 ) -> Result<Moved<()>, Failure> {
     let device = &shared.gpu.devices[grant.device];
     let driver = &shared.gpu.driver;
@@ -540,32 +665,148 @@ fn copy_back(
     session: &mut Session,
     shared: &Shared,
     (grant, stream): (&Grant, CUstream),
-    content: &Content,
+    content: &mut Content,
 ) -> Result<Moved<()>, Failure> {
-    let driver = &shared.gpu.driver;
-    for ((at, len), piece) in content.pieces() {
-        let to = grant.start + at;
-        match piece {
-            Piece::Zero => driver.memset_d8_async(to, 0, len as usize, stream)?,
-            Piece::Pinned(block) => {
-                for (part, len) in parts(len) {
-                    let (to, from) = (to + part, block.start() + part);
-                    driver.memcpy_htod_async(to, from, len as usize, stream)?;
-                    driver.stream_synchronize(stream)?;
-                }
-            }
-            Piece::Stored => {
-                let missing = || Failure::Driver(CUDA_ERROR_INVALID_VALUE);
-                let file = content.file.as_ref().ok_or_else(missing)?;
-                file.read((driver, stream), grant.start, (at, len))?;
-            }
+    let mut read = BTreeMap::new();
+    let mut outcome = Ok(Moved::All(()));
+    for (number, range) in moved::ranges(content.len).enumerate() {
+        if let Err(why) = copy_piece(
+            session,
+            shared,
+            (grant, stream),
+            content,
+            (number, range),
+            &mut read,
+        ) {
+            outcome = Err(why);
+            break;
         }
-        driver.stream_synchronize(stream)?;
         if !is_quiet_for(session, shared) {
-            return Ok(Moved::Later);
+            outcome = Ok(Moved::Later);
+            break;
         }
     }
-    Ok(Moved::All(()))
+    let uid = session.shared.info.uid;
+    read.into_values()
+        .for_each(|block| shared.gpu.move_pool.put(uid, block));
+    outcome
+}
+
+/// Copies a piece back to the device. `read`: pinned memory into which pieces that are not pinned have been read.
+fn copy_piece(
+    session: &Session,
+    shared: &Shared,
+    (grant, stream): (&Grant, CUstream),
+    content: &mut Content,
+    (number, (at, len)): (usize, (u64, u64)),
+    read: &mut BTreeMap<usize, HostBlock>,
+) -> Result<(), Failure> {
+    let gpu = &shared.gpu;
+    let driver = &gpu.driver;
+    let copy = |from: u64| -> Result<(), CUresult> {
+        for (part, len) in parts(len) {
+            let to = grant.start + at + part;
+            driver.memcpy_htod_async(to, from + part, len as usize, stream)?;
+            driver.stream_synchronize(stream)?;
+        }
+        Ok(())
+    };
+    let is_unpinned = matches!(content.pieces.get(number), Some(Piece::Unpinned(_)));
+    if is_unpinned && !read.contains_key(&number) {
+        read_pieces(session, shared, content, number, read);
+    }
+    if let Some(block) = read.remove(&number) {
+        let copied = copy(block.start());
+        gpu.move_pool.put(session.shared.info.uid, block);
+        return Ok(copied?);
+    }
+    if is_unpinned {
+        // If it cannot be pinned, the driver copies it by memory of its own.
+        let device = &gpu.devices[grant.device];
+        let _ = side::on_main(|| content.pin(number, (driver, device), &gpu.arena));
+    }
+    match content.pieces.get(number).unwrap_or(&Piece::Zero) {
+        Piece::Zero => {
+            driver.memset_d8_async(grant.start + at, 0, len as usize, stream)?;
+            driver.stream_synchronize(stream)?;
+        }
+        Piece::Pinned(block) => copy(block.start())?,
+        Piece::Unpinned(block) => copy(block.start())?,
+        Piece::Stored => {
+            let missing = || Failure::Driver(CUDA_ERROR_INVALID_VALUE);
+            let file = content.file.as_ref().ok_or_else(missing)?;
+            file.read((driver, stream), grant.start, (at, len))?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads pieces that are not pinned, from this one on, into pinned memory of the pool, by several threads. Reads none if the
+/// pool has no memory for them or a file cannot be read.
+fn read_pieces(
+    session: &Session,
+    shared: &Shared,
+    content: &Content,
+    from: usize,
+    read: &mut BTreeMap<usize, HostBlock>,
+) {
+    let mut pieces = Vec::new();
+    for (number, piece) in content.pieces.iter().enumerate().skip(from) {
+        let Piece::Unpinned(unpinned) = piece else {
+            continue;
+        };
+        match take_from_pool(session, shared, unpinned.len()) {
+            Some(block) if pieces.len() < MOST_BLOCKS => {
+                pieces.push((number, unpinned.file(), block))
+            }
+            Some(block) => {
+                shared.gpu.move_pool.put(session.shared.info.uid, block);
+                break;
+            }
+            None => break,
+        }
+    }
+    let parts = pieces.iter_mut().flat_map(|(_, file, block)| {
+        let parts = block.bytes_mut().chunks_mut(READ).enumerate();
+        parts.map(|(part, bytes)| (*file, part * READ, bytes))
+    });
+    let threads = threads();
+    let (parts, has_failed) = (Mutex::new(parts), AtomicBool::new(false));
+    let next = || parts.lock().next();
+    let reads = || {
+        while let Some((file, at, mut bytes)) = next() {
+            let mut at = at as i64;
+            while !bytes.is_empty() {
+                match nix::sys::uio::pread(file, bytes, at) {
+                    Ok(len) if len > 0 => {
+                        bytes = &mut bytes[len..];
+                        at += len as i64;
+                    }
+                    _ => return has_failed.store(true, Ordering::Relaxed),
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            let named = std::thread::Builder::new().name("move".into());
+            let _ = named.stack_size(STACK).spawn_scoped(scope, reads);
+        }
+        reads();
+    });
+    let uid = session.shared.info.uid;
+    for (number, _, block) in pieces {
+        match has_failed.load(Ordering::Relaxed) {
+            true => shared.gpu.move_pool.put(uid, block),
+            false => drop(read.insert(number, block)),
+        }
+    }
+}
+
+/// Number of threads of a move.
+fn threads() -> usize {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    MOST_THREADS.min(processors.div_ceil(2))
 }
 
 /// Offsets and lengths of copies that are submitted one after the other, so that those of other sessions come in between.

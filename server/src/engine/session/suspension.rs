@@ -153,7 +153,7 @@ impl Suspension {
         self.give_for(order, None)
     }
 
-    /// Gives an order for this client, which needs so many bytes. `false`: another one is being carried out.
+    /// Gives an order for a client that needs room. `false`: there is an order already.
     pub fn give_for(&self, order: Order, needed: Option<(ClientInfo, u64)>) -> bool {
         let mut state = self.state.lock();
         if state.order.is_some() {

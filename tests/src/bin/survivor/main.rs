@@ -18,6 +18,8 @@
 //! - `count`: looks whether variables of an image hold what they held after the last time, then has kernels count in them and
 //!   copies to one; `counted N` with the number of kernels that have counted. `count 1`: by a graph from now on;
 //! - `link`: leaves the address of a variable in another one; `linked`;
+//! - `share`: offers a block of device memory to other processes; `shared`;
+//! - `wait MS`: launches a host function that takes some milliseconds; `waits`;
 //! - `sparse BYTES`: allocates so many bytes of device memory, zero but for one word; again: looks whether they are what they
 //!   were, and changes the word; `sparse`;
 //! - `large BYTES`: has a kernel write to a variable with so many bytes; `touched`.
@@ -582,6 +584,21 @@ fn run() -> Status<bool> {
                 let (at, to) = (linked.place(c"link")?, linked.taken);
                 cu!(cuMemcpyHtoD_v2, at, &raw const to, 8usize).ok()?;
                 say("linked");
+            }
+            "share" => {
+                let mut handle = CUipcMemHandle([0; 64]);
+                cu!(cuIpcGetMemHandle, &mut handle, state.large).ok()?;
+                say("shared");
+            }
+            "wait" => {
+                extern "C" fn wait(ms: *mut c_void) {
+                    std::thread::sleep(Duration::from_millis(ms as u64));
+                }
+                let wait: extern "C" fn(*mut c_void) = wait;
+                let ms = argument as usize as *mut c_void;
+                cu!(cuLaunchHostFunc, state.streams[1], wait, ms).ok()?;
+                arrive()?;
+                say("waits");
             }
             "sparse" => {
                 let block = match &mut sparse {

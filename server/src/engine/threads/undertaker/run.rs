@@ -15,6 +15,8 @@ const TICK: Duration = Duration::from_millis(1);
 const SLOW_TICK: Duration = Duration::from_millis(10);
 /// Longest interval between requests to the gate for a quiescent point.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// Interval at which memory for moves is pinned.
+const PIN_TICK: Duration = Duration::from_millis(20);
 /// Poll interval for pinned memory that has been kept for moves for long enough.
 const LONG_TICK: Duration = Duration::from_secs(1);
 /// How long clients are held back to destroy one batch of objects.
@@ -92,7 +94,16 @@ impl Lots {
 impl Shared {
     /// Unregisters pinned memory of a user that is kept for moves of device memory, until `most` bytes or fewer are left.
     pub fn release_move_pool(&self, uid: u32, most: u64) {
-        self.bury_blocks(self.gpu.move_pool.take_beyond(uid, most));
+        self.bury_blocks(self.gpu.move_pool.take_beyond(uid, most, &self.gpu.arena));
+    }
+
+    /// Pins a block of the memory that is kept for moves.
+    fn pin_for_moves(&self) {
+        let may = !self.gpu.is_lost() && !self.gpu.calm(Side::MAIN).is_hushed();
+        if may && let Some(device) = self.gpu.any_device() {
+            let with = (&self.gpu.driver, device);
+            side::on_main(|| self.gpu.move_pool.pin_one(with, &self.gpu.arena));
+        }
     }
 
     fn release_old_move_pool(&self) {
@@ -101,7 +112,7 @@ impl Shared {
 
     /// Unregisters all memory that is kept for moves, of all users. Returns whether there was any.
     pub fn release_all_move_pools(&self) -> bool {
-        self.bury_blocks(self.gpu.move_pool.take_all())
+        self.bury_blocks(self.gpu.move_pool.take_all(&self.gpu.arena))
     }
 
     fn bury_blocks(&self, blocks: Vec<(u32, HostBlock)>) -> bool {
@@ -126,9 +137,11 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
             since.is_some_and(|since| since.elapsed() < PATIENCE)
         };
         let task = if waiting.is_empty() {
-            match shared.gpu.move_pool.is_empty() {
-                true => tasks.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                false => tasks.recv_timeout(LONG_TICK),
+            let pool = &shared.gpu.move_pool;
+            match (pool.is_empty(), pool.has_unpinned()) {
+                (true, _) => tasks.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                (_, true) => tasks.recv_timeout(PIN_TICK),
+                (_, false) => tasks.recv_timeout(LONG_TICK),
             }
         } else if waiting.iter().any(fresh) {
             tasks.recv_timeout(TICK)
@@ -150,6 +163,7 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
             }
         }
         shared.release_old_move_pool();
+        shared.pin_for_moves();
         let mut buried = 0;
         for side in Side::ALL {
             let mut lots = all(side);
