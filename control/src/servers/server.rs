@@ -7,8 +7,8 @@ use crate::closers::Stranger;
 use crate::link::{Link, ToDaemon};
 use crate::logging::one_line;
 use crate::process::Process;
-use crate::program::Program;
 use crate::program::readers::Reading;
+use crate::program::{Identity, Program};
 use crate::spawn::Owner;
 use crate::trace::Totals;
 use crate::usage::Report;
@@ -88,6 +88,9 @@ impl Client {
     }
 }
 
+/// Identities of clients, by process id and user id.
+pub(super) type Clients = BTreeMap<(i32, u32), Identity>;
+
 /// One server process.
 pub struct Server {
     /// Process id.
@@ -118,6 +121,8 @@ pub struct Server {
     pub(super) usage: Vec<Report>,
     /// Sessions whose clients' command lines and programs must be read.
     pub(super) unread: Vec<u64>,
+    /// The clients of the server that it replaces: a client may end before it could be read again.
+    pub(super) inherited: Clients,
     /// Clients handed over whose fate is not reported yet.
     pub(super) handed_over: Vec<Coming>,
     pub(super) kill_at: Option<Instant>,
@@ -163,6 +168,21 @@ pub struct Server {
 }
 
 impl Server {
+    /// Its clients whose programs are known.
+    pub(super) fn known_clients(&self) -> Clients {
+        let known = self
+            .sessions
+            .values()
+            .filter(|client| client.program.is_some());
+        let identity = |client: &Client| Identity {
+            command: client.command.clone(),
+            program: client.program.clone(),
+        };
+        known
+            .map(|client| ((client.pid, client.uid), identity(client)))
+            .collect()
+    }
+
     /// `trusted`: its user is allowed to command the daemon.
     pub(super) fn new(
         (pid, Owner { uid, gid }): (i32, Owner),
@@ -187,6 +207,7 @@ impl Server {
             limits,
             usage: Vec::new(),
             unread: Vec::new(),
+            inherited: Clients::new(),
             handed_over: Vec::new(),
             kill_at: None,
             killed: None,
@@ -406,12 +427,13 @@ impl Server {
                 if self.sessions.len() >= MOST_CLIENTS {
                     return Err(format!("it reports over {MOST_CLIENTS} clients"));
                 }
-                let coming = self.settle(client);
+                let coming = self.settle(client).map(|coming| coming.identity);
                 // A client of a previous server was not handed over by this daemon to this one.
-                if coming.is_none() {
+                let known = coming.or_else(|| self.inherited.remove(&(client, uid)));
+                if known.is_none() {
                     self.unread.push(session);
                 }
-                let known = coming.map(|coming| coming.identity).unwrap_or_default();
+                let known = known.unwrap_or_default();
                 let client = Client {
                     pid: client,
                     uid,

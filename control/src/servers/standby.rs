@@ -4,7 +4,7 @@
 //! sessions, the standby continues them, so that clients need not wait for the creation of a context. Before a hand-over it
 //! loads the images of the sessions ahead.
 
-use super::server::{Server, State};
+use super::server::{Clients, Server, State};
 use super::{Servers, Start};
 use crate::closers::Stranger;
 use crate::link::{HandOver, Others};
@@ -166,6 +166,8 @@ pub(super) struct Predecessor {
     limits: Limits,
     /// It was told to end once its clients have gone.
     stops_later: bool,
+    /// Its clients whose programs are known.
+    clients: Clients,
 }
 
 impl Predecessor {
@@ -176,6 +178,7 @@ impl Predecessor {
             quarantined: server.quarantined.clone(),
             limits: server.limits.clone(),
             stops_later: server.stops_later,
+            clients: server.known_clients(),
         }
     }
 }
@@ -498,10 +501,11 @@ impl Servers {
                 self.start(before.owner, program, Start::With(keeper))?
             }
         };
-        if let Some(next) = self.by_pid_mut(next)
-            && let Err(why) = next.order_limits(before.limits.clone())
-        {
-            tracing::warn!("{why}");
+        if let Some(next) = self.by_pid_mut(next) {
+            next.inherited = before.clients.clone();
+            if let Err(why) = next.order_limits(before.limits.clone()) {
+                tracing::warn!("{why}");
+            }
         }
         let of_server = |restart: &&mut Restart| match restart.step {
             Step::Over(_) => false,
