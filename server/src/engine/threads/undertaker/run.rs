@@ -162,8 +162,10 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
                 object => all(side).bury(shared, object),
             }
         }
-        shared.release_old_move_pool();
-        shared.pin_for_moves();
+        if !shared.gpu.move_pool.is_empty() {
+            shared.release_old_move_pool();
+            shared.pin_for_moves();
+        }
         let mut buried = 0;
         for side in Side::ALL {
             let mut lots = all(side);
