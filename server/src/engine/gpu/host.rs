@@ -110,11 +110,9 @@ pub struct BegunBlock {
     mapping: Mapping,
     file: MemoryFile,
     /// Host memory charged for its length; `None` while no session uses it.
-    pub host: Option<Charge>,
-    /// Counts it for its user.
-    pub pin: Pin,
-    /// The ration of its descriptor and mapping.
-    pub place: Ration,
+    host: Option<Charge>,
+    pin: Pin,
+    place: Ration,
     unpopulated: Unpopulated,
     /// Bytes populated.
     populated: usize,
@@ -171,6 +169,32 @@ impl BegunBlock {
 
 /// Bytes written to a block's file at a time.
 const WRITTEN: usize = 4 << 20;
+
+/// Host memory of the arena, pinned or not yet, that sessions use one after the other.
+pub trait ArenaBlock {
+    /// Size in bytes.
+    fn size(&self) -> u64;
+    /// The charge of the session that uses it, the count of its user, and the ration.
+    fn dues(&mut self) -> (&mut Option<Charge>, &mut Pin, &mut Ration);
+}
+
+impl ArenaBlock for HostBlock {
+    fn size(&self) -> u64 {
+        self.len()
+    }
+    fn dues(&mut self) -> (&mut Option<Charge>, &mut Pin, &mut Ration) {
+        (&mut self.host, &mut self.pin, &mut self.place)
+    }
+}
+
+impl ArenaBlock for BegunBlock {
+    fn size(&self) -> u64 {
+        self.len()
+    }
+    fn dues(&mut self) -> (&mut Option<Charge>, &mut Pin, &mut Ration) {
+        (&mut self.host, &mut self.pin, &mut self.place)
+    }
+}
 
 /// The parties that pay for pinned memory.
 pub struct Paid<'a> {
@@ -282,27 +306,14 @@ impl HostArena {
         device: &Device,
         begun: BegunBlock,
     ) -> Result<HostBlock, CUresult> {
-        let (start, room) = (begun.mapping.base() as u64, begun.room);
-        if let Err(status) = device.make_current(driver) {
+        self.pin(driver, device, begun).map_err(|refused| {
+            let (begun, status) = *refused;
             self.abandon(begun);
-            return Err(status);
-        }
-        match Registration::new(driver, begun.mapping, 0) {
-            Ok(registration) => Ok(HostBlock {
-                registration,
-                file: begun.file,
-                host: begun.host,
-                pin: begun.pin,
-                place: begun.place,
-            }),
-            Err(status) => {
-                self.retire(start, room);
-                Err(status)
-            }
-        }
+            status
+        })
     }
 
-    /// Registers a block that has content.
+    /// Populates pages that are missing or not mapped, and registers a block.
     ///
     /// # Errors
     /// Driver errors, with the block as it was.
@@ -310,42 +321,21 @@ impl HostArena {
         &self,
         driver: &Driver,
         device: &Device,
-        begun: BegunBlock,
+        mut begun: BegunBlock,
     ) -> Result<HostBlock, Box<(BegunBlock, CUresult)>> {
         if let Err(status) = device.make_current(driver) {
             return Err(Box::new((begun, status)));
         }
-        let BegunBlock {
-            mapping,
-            file,
-            host,
-            pin,
-            place,
-            unpopulated,
-            populated,
-            room,
-        } = begun;
-        match Registration::try_new(driver, mapping, 0) {
+        begun.populate(|| false);
+        match Registration::try_new(driver, begun.mapping, 0) {
             Ok(registration) => Ok(HostBlock {
                 registration,
-                file,
-                host,
-                pin,
-                place,
+                file: begun.file,
+                host: begun.host,
+                pin: begun.pin,
+                place: begun.place,
             }),
-            Err((mapping, status)) => {
-                let begun = BegunBlock {
-                    mapping,
-                    file,
-                    host,
-                    pin,
-                    place,
-                    unpopulated,
-                    populated,
-                    room,
-                };
-                Err(Box::new((begun, status)))
-            }
+            Err((mapping, status)) => Err(Box::new((BegunBlock { mapping, ..begun }, status))),
         }
     }
 

@@ -143,7 +143,7 @@ impl Gpu {
             held_files: Rations::of_files(),
             pinned: Pinned::new(host_memory),
             spare: Spare::default(),
-            move_pool: MovePool::default(),
+            move_pool: MovePool::new(),
             directory: None,
             health: Health::default(),
             keeping,

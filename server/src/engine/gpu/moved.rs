@@ -1,10 +1,13 @@
 //! Content of device memory that is in host memory, in pieces, and pinned memory kept for the next moves.
 //!
-//! A piece of zero bytes takes no host memory, so that memory which a program has allocated and never used costs nothing. Where pinned memory is short, pieces go to a file without a name in the directory that the operator has chosen.
+//! A piece of zero bytes takes no host memory, so that memory which a program has allocated and never used costs nothing.
+//! Where pinned memory is short, pieces go to an unnamed file in the directory that the operator has chosen.
 
+use crate::engine::base::account::{Account, Memory};
 use crate::engine::base::driver::Driver;
+use crate::engine::base::rations::Holder;
 use crate::engine::gpu::devices::Device;
-use crate::engine::gpu::host::{BegunBlock, HostArena, HostBlock};
+use crate::engine::gpu::host::{ArenaBlock, BegunBlock, HostArena, HostBlock};
 use mpsshim_api::cuda::{CUresult, CUstream};
 use parking_lot::Mutex;
 use std::fs::File;
@@ -20,9 +23,9 @@ const PIECE: u64 = 64 << 20;
 const MOST_PIECES: u64 = 256;
 /// Bytes that are read from or written to a file at a time.
 const CHUNK: u64 = 4 << 20;
-/// For how long memory is left alone before it is pinned: that delays launches of others by milliseconds.
+/// Time without use after which memory is pinned; pinning delays launches of other sessions by milliseconds.
 const RESTS: Duration = Duration::from_secs(1);
-/// For how long pinned memory without content is kept.
+/// Time without use after which pinned memory is given back.
 const KEEPS: Duration = Duration::from_secs(300);
 
 /// Offsets and lengths of the pieces of device memory of `len` bytes.
@@ -75,8 +78,8 @@ impl Content {
     pub fn into_pool(self, pool: &MovePool, uid: u32) {
         for piece in self.pieces {
             match piece {
-                Piece::Pinned(block) => pool.put(uid, block),
-                Piece::Unpinned(block) => pool.put_unpinned(uid, block),
+                Piece::Pinned(block) => pool.pinned.put(uid, block),
+                Piece::Unpinned(block) => pool.unpinned.put(uid, block),
                 Piece::Zero | Piece::Stored => {}
             }
         }
@@ -109,18 +112,14 @@ impl Content {
         };
         let before = std::mem::replace(piece, Piece::Zero);
         *piece = match before {
-            Piece::Unpinned(mut block) => {
-                // Its pages exist; this maps them.
-                block.populate(|| false);
-                match arena.pin(driver, device, block) {
-                    Ok(block) => Piece::Pinned(block),
-                    Err(refused) => {
-                        let (block, status) = *refused;
-                        *piece = Piece::Unpinned(block);
-                        return Err(status);
-                    }
+            Piece::Unpinned(block) => match arena.pin(driver, device, block) {
+                Ok(block) => Piece::Pinned(block),
+                Err(refused) => {
+                    let (block, status) = *refused;
+                    *piece = Piece::Unpinned(block);
+                    return Err(status);
                 }
-            }
+            },
             other => other,
         };
         Ok(())
@@ -175,7 +174,7 @@ pub fn is_zero(bytes: &[u8]) -> bool {
     part(before) && part(after) && sums
 }
 
-/// A file without a name that holds pieces of device memory. Its space is free again when it is closed in the server and the
+/// An unnamed file that holds pieces of device memory. Its space is free again when it is closed in the server and the
 /// keeper, however they end.
 #[derive(Debug)]
 pub struct Store(File);
@@ -267,15 +266,17 @@ impl From<CUresult> for Failure {
 }
 
 /// Host memory without content that moves of the same user take before they allocate more.
-#[derive(Debug, Default)]
-pub struct MovePool(Mutex<Pool>);
-
-#[derive(Debug, Default)]
-struct Pool {
-    pinned: Vec<Kept<HostBlock>>,
-    /// Memory with pages that is not pinned yet.
-    unpinned: Vec<Kept<BegunBlock>>,
+#[derive(Debug)]
+pub struct MovePool {
+    /// Pinned memory.
+    pub pinned: Shelf<HostBlock>,
+    /// Memory that is not pinned yet.
+    pub unpinned: Shelf<BegunBlock>,
 }
+
+/// Blocks of one kind, with their users.
+#[derive(Debug)]
+pub struct Shelf<T>(Mutex<Vec<Kept<T>>>);
 
 #[derive(Debug)]
 struct Kept<T> {
@@ -284,132 +285,113 @@ struct Kept<T> {
     since: Instant,
 }
 
-fn take_of<T>(kept: &mut Vec<Kept<T>>, uid: u32, fits: impl Fn(&T) -> bool) -> Option<T> {
-    let at = kept
-        .iter()
-        .rposition(|kept| kept.uid == uid && fits(&kept.block))?;
-    Some(kept.remove(at).block)
+impl<T: ArenaBlock> Shelf<T> {
+    fn new() -> Shelf<T> {
+        Shelf(Mutex::new(Vec::new()))
+    }
+
+    /// Keeps a block, whose content is not needed any more.
+    pub fn put(&self, uid: u32, mut block: T) {
+        let (host, pin, _) = block.dues();
+        *host = None;
+        pin.set_idle(true);
+        let since = Instant::now();
+        self.0.lock().push(Kept { uid, block, since });
+    }
+
+    /// A block of exactly `len` bytes, with any content, for a session of this user. `None` also if the session may not have
+    /// so much.
+    pub fn take(&self, (account, holder, uid): (&Account, &Holder, u32), len: u64) -> Option<T> {
+        let charge = account.take(Memory::Host, len).ok()?;
+        let mut kept = self.0.lock();
+        let fits = |kept: &Kept<T>| kept.uid == uid && kept.block.size() == len;
+        let at = kept.iter().rposition(fits)?;
+        let mut block = kept.remove(at).block;
+        let (host, pin, place) = block.dues();
+        *host = Some(charge);
+        pin.set_idle(false);
+        place.pass_to(holder);
+        Some(block)
+    }
+
+    /// Removes the oldest block that has been kept for this time.
+    fn take_rested(&self, time: Duration) -> Option<(u32, T)> {
+        let mut kept = self.0.lock();
+        let at = kept.iter().position(|kept| kept.since.elapsed() > time)?;
+        let kept = kept.remove(at);
+        Some((kept.uid, kept.block))
+    }
+
+    fn take_if(&self, mut is_meant: impl FnMut(&Kept<T>) -> bool) -> Vec<(u32, T)> {
+        let mut kept = self.0.lock();
+        let taken = kept.extract_if(.., |kept| is_meant(kept));
+        taken.map(|kept| (kept.uid, kept.block)).collect()
+    }
+
+    /// Whether it has no block.
+    pub fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
 }
 
 impl MovePool {
-    /// Keeps a block, whose content is not needed any more.
-    pub fn put(&self, uid: u32, mut block: HostBlock) {
-        block.host = None;
-        block.pin.set_idle(true);
-        let since = Instant::now();
-        self.0.lock().pinned.push(Kept { uid, block, since });
+    /// An empty pool.
+    pub fn new() -> MovePool {
+        MovePool {
+            pinned: Shelf::new(),
+            unpinned: Shelf::new(),
+        }
     }
 
-    /// Keeps a block that is not pinned.
-    pub fn put_unpinned(&self, uid: u32, mut block: BegunBlock) {
-        block.host = None;
-        block.pin.set_idle(true);
-        let since = Instant::now();
-        self.0.lock().unpinned.push(Kept { uid, block, since });
-    }
-
-    /// A block of exactly `len` bytes, with any content.
-    pub fn take(&self, uid: u32, len: u64) -> Option<HostBlock> {
-        let mut block = take_of(&mut self.0.lock().pinned, uid, |block| block.len() == len)?;
-        block.pin.set_idle(false);
-        Some(block)
-    }
-
-    /// A block of exactly `len` bytes, with any content, that is not pinned.
-    pub fn take_unpinned(&self, uid: u32, len: u64) -> Option<BegunBlock> {
-        let mut block = take_of(&mut self.0.lock().unpinned, uid, |block| block.len() == len)?;
-        block.pin.set_idle(false);
-        Some(block)
-    }
-
-    /// Pins a block that no move has used lately, for the next one. Returns whether there was one.
-    pub fn pin_one(&self, (driver, device): (&Driver, &Device), arena: &HostArena) -> bool {
-        // The latest blocks come last; a move that goes on may need them.
-        let mut pool = self.0.lock();
-        let is_due = |kept: &Kept<BegunBlock>| kept.since.elapsed() > RESTS;
-        let at = pool.unpinned.iter().position(is_due);
-        let kept = at.map(|at| pool.unpinned.remove(at));
-        drop(pool);
-        let Some(Kept { uid, mut block, .. }) = kept else {
-            return false;
+    /// Pins a block that no move has used lately, for the next one.
+    pub fn pin_one(&self, (driver, device): (&Driver, &Device), arena: &HostArena) {
+        let Some((uid, block)) = self.unpinned.take_rested(RESTS) else {
+            return;
         };
-        // Its pages exist; this maps them.
-        block.populate(|| false);
         match arena.pin(driver, device, block) {
-            Ok(block) => self.put(uid, block),
+            Ok(block) => self.pinned.put(uid, block),
             Err(refused) => {
                 let (block, status) = *refused;
                 tracing::debug!(%status, "memory for moves is not pinned");
                 arena.abandon(block);
             }
         }
-        true
-    }
-
-    /// Whether a block waits to be pinned.
-    pub fn has_unpinned(&self) -> bool {
-        !self.0.lock().unpinned.is_empty()
     }
 
     /// Removes the pinned blocks that have been kept for long enough.
     pub fn take_old(&self) -> Vec<(u32, HostBlock)> {
-        self.take_if(|kept| kept.since.elapsed() > KEEPS)
+        self.pinned.take_if(|kept| kept.since.elapsed() > KEEPS)
     }
 
     /// Removes blocks of a user until `most` bytes or fewer are left. Unpinned ones are freed.
     pub fn take_beyond(&self, uid: u32, most: u64, arena: &HostArena) -> Vec<(u32, HostBlock)> {
         let mut left = 0;
-        let surplus = self.take_if(|kept| {
-            let is_meant = kept.uid == uid && left + kept.block.len() > most;
-            if kept.uid == uid && !is_meant {
-                left += kept.block.len();
-            }
-            is_meant
-        });
-        self.free_unpinned(arena, |kept| {
-            let is_meant = kept.uid == uid && left + kept.block.len() > most;
-            if kept.uid == uid && !is_meant {
-                left += kept.block.len();
-            }
-            is_meant
-        });
-        surplus
-    }
-
-    fn take_if(
-        &self,
-        mut is_surplus: impl FnMut(&Kept<HostBlock>) -> bool,
-    ) -> Vec<(u32, HostBlock)> {
-        let kept = &mut self.0.lock().pinned;
-        let surplus = kept.extract_if(.., |kept| is_surplus(kept));
-        surplus.map(|kept| (kept.uid, kept.block)).collect()
-    }
-
-    fn free_unpinned(
-        &self,
-        arena: &HostArena,
-        mut is_surplus: impl FnMut(&Kept<BegunBlock>) -> bool,
-    ) {
-        let mut pool = self.0.lock();
-        let surplus = pool.unpinned.extract_if(.., |kept| is_surplus(kept));
-        let surplus: Vec<_> = surplus.collect();
-        drop(pool);
-        surplus
-            .into_iter()
-            .for_each(|kept| arena.abandon(kept.block));
+        let mut is_surplus = |of: u32, len: u64| {
+            let is_surplus = of == uid && left + len > most;
+            left += if of == uid && !is_surplus { len } else { 0 };
+            is_surplus
+        };
+        let pinned = (self.pinned).take_if(|kept| is_surplus(kept.uid, kept.block.len()));
+        let unpinned = (self.unpinned).take_if(|kept| is_surplus(kept.uid, kept.block.len()));
+        free(unpinned, arena);
+        pinned
     }
 
     /// Removes all blocks. Unpinned ones are freed.
     pub fn take_all(&self, arena: &HostArena) -> Vec<(u32, HostBlock)> {
-        self.free_unpinned(arena, |_| true);
-        self.take_if(|_| true)
+        free(self.unpinned.take_if(|_| true), arena);
+        self.pinned.take_if(|_| true)
     }
 
     /// Whether it has no block.
     pub fn is_empty(&self) -> bool {
-        let pool = self.0.lock();
-        pool.pinned.is_empty() && pool.unpinned.is_empty()
+        self.pinned.is_empty() && self.unpinned.is_empty()
     }
+}
+
+fn free(blocks: Vec<(u32, BegunBlock)>, arena: &HostArena) {
+    let blocks = blocks.into_iter();
+    blocks.for_each(|(_, block)| arena.abandon(block));
 }
 
 #[cfg(test)]

@@ -262,11 +262,13 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     graves
         .into_iter()
         .for_each(|object| shared.lanes.bury(object));
-    let others = shared.roster.session_list().into_iter();
-    let others = others.filter(|other| other.info.uid == uid && !Arc::ptr_eq(other, &ended));
-    // The user's other sessions could use as much.
-    let movable = others.map(|other| other.suspension.movable_in_all()).sum();
-    shared.release_move_pool(uid, movable);
+    if !shared.gpu.move_pool.is_empty() {
+        let others = shared.roster.session_list().into_iter();
+        let others = others.filter(|other| other.info.uid == uid && !Arc::ptr_eq(other, &ended));
+        // The user's other sessions could use as much.
+        let movable = others.map(|other| other.suspension.movable_in_all()).sum();
+        shared.release_move_pool(uid, movable);
+    }
     shared.leave_own_context(ended.info.session);
     shared.roster.gone(&ended, uncounted, why);
 }

@@ -18,7 +18,7 @@ use crate::engine::lasting::memory::{
 };
 use crate::engine::scheduling::parking::wants_attention;
 use crate::engine::scheduling::resting::{finish_work, owes_nothing};
-use crate::engine::scheduling::transfers::{self, Moved, MovesOut};
+use crate::engine::scheduling::transfers::{self, MovesOut, Progress};
 use crate::engine::scheduling::visit::Visit;
 use crate::engine::session::Session;
 use crate::engine::session::suspension::{Order, fitting};
@@ -39,14 +39,6 @@ const ASKS: Duration = Duration::from_millis(20);
 const LOOK: Duration = Duration::from_millis(1);
 /// Interval at which a session is reminded of an order.
 const REMINDS: Duration = Duration::from_millis(10);
-
-/// How far the moves of a session have come.
-enum Progress {
-    /// All is where it was to be.
-    Done,
-    /// A quiescent point of another session comes first.
-    Later,
-}
 
 /// Whether some of its device memory is in host memory.
 #[inline]
@@ -191,7 +183,7 @@ fn evict_with(
         }
         let moved = moves.submit(session, grant);
         session.say_whether_at_work(&shared.gpu);
-        if let Moved::Later = moved? {
+        if let Progress::Later = moved? {
             return Ok(Progress::Later);
         }
         submitted += grant.len;
@@ -221,7 +213,7 @@ fn release_finished(
         note_evicted(session);
         let suspension = &session.shared.suspension;
         suspension.take_movable(grant.device, grant.len);
-        suspension.has_made_room(grant.len);
+        suspension.count_room(grant.len);
         let of = &shared.gpu.devices[grant.device];
         if let Err(status) = of.evict(&shared.gpu.driver, &grant) {
             shared.gpu.note_status(status);
@@ -290,25 +282,18 @@ fn refill_one(
     let copied = shown
         .map_err(Failure::Driver)
         .and_then(|()| transfers::move_in(session, shared, grant, &mut content));
-    match copied {
-        Ok(Moved::All(())) => {}
-        Ok(Moved::Later) => {
-            session.objects.evicted.insert(grant.start, content);
-            return Ok(Progress::Later);
-        }
-        Err(why) => {
-            // The content stays in host memory.
-            session.objects.evicted.insert(grant.start, content);
-            let _ = device.evict(driver, grant);
-            return Err(match why {
-                Failure::Driver(status) => status,
-                Failure::File(error) => {
-                    let client = &session.shared.info;
-                    tracing::error!("Client {client}: its memory cannot be read back: {error}");
-                    CUDA_ERROR_OPERATING_SYSTEM
-                }
-            });
-        }
+    if !matches!(copied, Ok(Progress::Done)) {
+        // The content stays in host memory. Device memory that has only a part of it must not be moved there.
+        session.objects.evicted.insert(grant.start, content);
+        let _ = device.evict(driver, grant);
+        return copied.map_err(|why| match why {
+            Failure::Driver(status) => status,
+            Failure::File(error) => {
+                let client = &session.shared.info;
+                tracing::error!("Client {client}: its memory cannot be read back: {error}");
+                CUDA_ERROR_OPERATING_SYSTEM
+            }
+        });
     }
     let suspension = &session.shared.suspension;
     suspension.add_movable(grant.device, grant.len);
@@ -318,11 +303,10 @@ fn refill_one(
     Ok(Progress::Done)
 }
 
-/// Keeps pinned memory whose content is not needed any more for the next moves.
+/// Keeps host memory whose content is not needed any more for the next moves.
 fn spare(session: &Session, shared: &Shared, content: Content) {
     let uid = session.shared.info.uid;
     content.into_pool(&shared.gpu.move_pool, uid);
-    shared.lanes.bury(Buried::MovePool);
 }
 
 /// Moves the device memory of a session to host memory and returns the session to its dispatch thread.
@@ -362,6 +346,7 @@ pub fn evict(shared: &Shared, mut session: Box<Session>) {
         }
     }
     pin_pieces(&mut session, shared);
+    shared.lanes.bury(Buried::MovePool);
     shared.lanes.send_home(session);
 }
 
@@ -446,6 +431,7 @@ pub fn refill(shared: &Shared, mut session: Box<Session>) {
             }
         }
     }
+    shared.lanes.bury(Buried::MovePool);
     shared.lanes.send_home(session);
 }
 
@@ -491,5 +477,37 @@ impl Shared {
             }
             std::thread::sleep(LOOK);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::gpu::moved::{Piece, ranges};
+    use crate::engine::testing::Fixture;
+
+    #[test]
+    fn memory_whose_way_back_is_interrupted_is_in_host_memory_only() {
+        let mut test = Fixture::new(&[]);
+        let start = test.memory(256 << 20);
+        let (session, shared) = (&mut test.session, test.shared.clone());
+        let grant = session.objects.grants[&start].clone();
+        let device = &shared.gpu.devices[grant.device];
+        device.evict(&shared.gpu.driver, &grant).expect("evicted");
+        let content = Content {
+            len: grant.len,
+            pieces: ranges(grant.len).map(|_| Piece::Zero).collect(),
+            file: None,
+        };
+        session.objects.evicted.insert(start, content);
+        let hush = shared.gpu.calm(session.side).hush();
+        let refilled = refill_one(session, &shared, &grant);
+        assert!(matches!(refilled, Ok(Progress::Later)));
+        // Otherwise the next move would replace the content by what has come back of it.
+        assert!(!grant.is_on_device() && session.objects.evicted.contains_key(&start));
+        drop(hush);
+        let refilled = refill_one(session, &shared, &grant);
+        assert!(matches!(refilled, Ok(Progress::Done)));
+        assert!(grant.is_on_device() && session.objects.evicted.is_empty());
     }
 }

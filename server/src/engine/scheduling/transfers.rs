@@ -1,12 +1,14 @@
 //! Copies the content of device memory to host memory and back, piece by piece.
 //!
-//! Pinned memory of earlier moves takes pieces directly. Where that is not enough, a few new pinned blocks are used again and
-//! again: threads write their content to files, which become the pieces and are pinned when the move is over. Threads that
-//! allocate the pages of pinned memory beside its registration hold up launches of other sessions. Other pieces are looked at
-//! by these threads: pieces of zeros need no memory.
+//! Pinned memory of earlier moves takes pieces directly. Where that is not enough, the device is copied to a few new pinned
+//! blocks again and again, and threads write their content to memory files, which are pinned later. To allocate the pages of
+//! all pieces and register them at the same time would hold up launches of other sessions. The threads also find out which
+//! pieces are zero and need no memory.
 
-use crate::engine::base::account::Memory;
+use crate::engine::base::account::Account;
 use crate::engine::base::bounds::STACK;
+use crate::engine::base::driver::Driver;
+use crate::engine::base::rations::Holder;
 use crate::engine::base::side;
 use crate::engine::gpu::devices::Grant;
 use crate::engine::gpu::host::{BegunBlock, HostBlock};
@@ -22,13 +24,18 @@ use mpsshim_model::suspension::Unmoved;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 /// Most threads of a move.
 const MOST_THREADS: usize = 8;
+/// Number of threads of a move.
+static THREADS: LazyLock<usize> = LazyLock::new(|| {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    MOST_THREADS.min(processors.div_ceil(2))
+});
 /// Most new pinned blocks: each thread writes one while the device is copied to another.
 const MOST_BLOCKS: usize = MOST_THREADS + 1;
 /// Bytes of a piece that a thread reads at a time.
@@ -42,10 +49,10 @@ const HUSHED: Duration = Duration::from_millis(50);
 /// Interval at which it looks whether the quiescent point is over.
 const LOOK: Duration = Duration::from_micros(100);
 
-/// Whether a move was carried out.
-pub enum Moved<T> {
-    /// It was.
-    All(T),
+/// How far a move has come.
+pub enum Progress {
+    /// All is where it was to be.
+    Done,
     /// A quiescent point of another session comes first, or the order has been withdrawn.
     Later,
 }
@@ -108,7 +115,7 @@ impl<'scope, 'env> Crew<'scope, 'env> {
             Job::Populate(_) => self.populating += 1,
             Job::Look(..) | Job::Write(..) => self.pieces += 1,
         }
-        if self.threads < threads().min(self.populating + self.pieces) {
+        if self.threads < (*THREADS).min(self.populating + self.pieces) {
             let (jobs, done, stop) = (self.jobs.1.clone(), self.done.0.clone(), self.stop);
             let named = std::thread::Builder::new().name("move".into());
             let thread = named.stack_size(STACK).spawn_scoped(self.scope, move || {
@@ -148,10 +155,7 @@ impl Job {
     fn carry_out(self, stop: &dyn Fn() -> bool) -> Done {
         match self {
             Job::Populate(mut block) => {
-                let mut all = false;
-                while !all && !stop() {
-                    all = block.populate(stop);
-                }
+                let all = block.populate(stop);
                 Done::Populated(block, all)
             }
             Job::Look(number, block) => {
@@ -283,7 +287,7 @@ impl MovesOut<'_, '_, '_> {
         &mut self,
         session: &mut Session,
         grant: &Arc<Grant>,
-    ) -> Result<Moved<()>, Unmoved> {
+    ) -> Result<Progress, Unmoved> {
         let gpu = &self.shared.gpu;
         let device = &gpu.devices[grant.device];
         let failed = |status| failed(self.shared, status);
@@ -302,7 +306,7 @@ impl MovesOut<'_, '_, '_> {
             Ok(_) => device.keep_stream(&gpu.driver, 0, stream),
             Err(_) => drop(gpu.driver.context.stream_destroy(stream)),
         }
-        if !matches!(outcome, Ok(Moved::All(()))) {
+        if !matches!(outcome, Ok(Progress::Done)) {
             self.drop_out(number);
         }
         outcome
@@ -355,7 +359,7 @@ impl MovesOut<'_, '_, '_> {
         session: &mut Session,
         number: usize,
         (grant, stream): (&Grant, CUstream),
-    ) -> Result<Moved<()>, Unmoved> {
+    ) -> Result<Progress, Unmoved> {
         let mut ranges = moved::ranges(grant.len).enumerate().peekable();
         while let Some((piece, range)) = ranges.peek().copied() {
             while self.crew.is_busy()
@@ -364,7 +368,7 @@ impl MovesOut<'_, '_, '_> {
                 self.note(session, done)?;
             }
             if !may_go_on(session, self.shared)? {
-                return Ok(Moved::Later);
+                return Ok(Progress::Later);
             }
             let at = (number, piece);
             if let Some(block) = self.take_block(session, range.1) {
@@ -385,29 +389,23 @@ impl MovesOut<'_, '_, '_> {
             self.ahead.pop_front();
             ranges.next();
         }
-        Ok(Moved::All(()))
+        Ok(Progress::Done)
     }
 
-    /// Waits for the threads, and keeps the pinned memory that was not needed for the next moves.
+    /// Waits for the threads, and keeps the memory that was not needed for the next moves.
     fn end(mut self, session: &Session) {
+        self.drop_outs();
         while self.crew.is_busy()
             && let Some(done) = self.crew.next(true)
         {
-            match done {
-                Done::Populated(block, all) => drop(self.complete(block, all)),
-                Done::Looked(_, block, _) => self.free.push(block),
-                Done::Written(_, block, unpinned, _) => {
-                    self.free.push(block);
-                    self.unpinned.push(*unpinned);
-                }
-            }
+            // Without an allocation that is moved, nothing can fail but the populating that was stopped.
+            let _ = self.note(session, done);
         }
-        let (uid, pool) = (session.shared.info.uid, &self.shared.gpu.move_pool);
-        let unpinned = self.unpinned.drain(..);
-        unpinned.for_each(|block| pool.put_unpinned(uid, block));
         tracing::debug!(times = ?self.times, "device memory was copied to host memory");
-        let blocks = self.free.drain(..);
-        blocks.for_each(|block| pool.put(uid, block));
+        let (uid, pool) = (session.shared.info.uid, &self.shared.gpu.move_pool);
+        let (free, unpinned) = (self.free.into_iter(), self.unpinned.into_iter());
+        free.for_each(|block| pool.pinned.put(uid, block));
+        unpinned.for_each(|block| pool.unpinned.put(uid, block));
     }
 
     fn note(&mut self, session: &Session, done: Done) -> Result<(), Unmoved> {
@@ -515,12 +513,10 @@ impl MovesOut<'_, '_, '_> {
     ) -> Result<(), Unmoved> {
         let driver = &self.shared.gpu.driver;
         let copied = timed(&mut self.times.copies, || {
-            for (part, len) in parts(len) {
+            by_parts((driver, stream), len, |part, len| {
                 let (to, from) = (block.start() + part, grant.start + offset + part);
-                driver.memcpy_dtoh_async(to, from, len as usize, stream)?;
-                driver.stream_synchronize(stream)?;
-            }
-            Ok(())
+                driver.memcpy_dtoh_async(to, from, len, stream)
+            })
         });
         if let Err(status) = copied {
             self.free.push(block);
@@ -549,20 +545,9 @@ impl MovesOut<'_, '_, '_> {
         if let Some(at) = self.unpinned.iter().position(fits) {
             return Some(self.unpinned.swap_remove(at));
         }
-        let kept = self
-            .shared
-            .gpu
-            .move_pool
-            .take_unpinned(session.shared.info.uid, len);
-        if let Some(mut block) = kept {
-            match session.account.take(Memory::Host, len) {
-                Ok(charge) => {
-                    block.host = Some(charge);
-                    block.place.pass_to(&session.shared.held_files);
-                    return Some(block);
-                }
-                Err(_) => self.shared.gpu.arena.abandon(block),
-            }
+        let pool = &self.shared.gpu.move_pool;
+        if let Some(kept) = pool.unpinned.take(payers(session), len) {
+            return Some(kept);
         }
         if self.short.is_some() {
             return None;
@@ -605,7 +590,7 @@ impl MovesOut<'_, '_, '_> {
     ) -> Result<(), Unmoved> {
         let short = || self.short.clone().unwrap_or(Unmoved::Ended);
         let directory = self.shared.gpu.directory.as_deref().ok_or_else(short)?;
-        let failed_to = |why: std::io::Error| {
+        let failed_to = |why: io::Error| {
             let place = directory.display();
             Unmoved::Failed(format!(
                 "there is not enough host memory, and {place}: {why}"
@@ -648,7 +633,7 @@ pub fn move_in(
     shared: &Shared,
     grant: &Grant,
     content: &mut Content,
-) -> Result<Moved<()>, Failure> {
+) -> Result<Progress, Failure> {
     let device = &shared.gpu.devices[grant.device];
     let driver = &shared.gpu.driver;
     device.make_current(driver)?;
@@ -666,9 +651,9 @@ fn copy_back(
     shared: &Shared,
     (grant, stream): (&Grant, CUstream),
     content: &mut Content,
-) -> Result<Moved<()>, Failure> {
+) -> Result<Progress, Failure> {
     let mut read = BTreeMap::new();
-    let mut outcome = Ok(Moved::All(()));
+    let mut outcome = Ok(Progress::Done);
     for (number, range) in moved::ranges(content.len).enumerate() {
         if let Err(why) = copy_piece(
             session,
@@ -682,13 +667,13 @@ fn copy_back(
             break;
         }
         if !is_quiet_for(session, shared) {
-            outcome = Ok(Moved::Later);
+            outcome = Ok(Progress::Later);
             break;
         }
     }
     let uid = session.shared.info.uid;
     read.into_values()
-        .for_each(|block| shared.gpu.move_pool.put(uid, block));
+        .for_each(|block| shared.gpu.move_pool.pinned.put(uid, block));
     outcome
 }
 
@@ -703,13 +688,11 @@ fn copy_piece(
 ) -> Result<(), Failure> {
     let gpu = &shared.gpu;
     let driver = &gpu.driver;
-    let copy = |from: u64| -> Result<(), CUresult> {
-        for (part, len) in parts(len) {
+    let copy = |from: u64| {
+        by_parts((driver, stream), len, |part, len| {
             let to = grant.start + at + part;
-            driver.memcpy_htod_async(to, from + part, len as usize, stream)?;
-            driver.stream_synchronize(stream)?;
-        }
-        Ok(())
+            driver.memcpy_htod_async(to, from + part, len, stream)
+        })
     };
     let is_unpinned = matches!(content.pieces.get(number), Some(Piece::Unpinned(_)));
     if is_unpinned && !read.contains_key(&number) {
@@ -717,7 +700,7 @@ fn copy_piece(
     }
     if let Some(block) = read.remove(&number) {
         let copied = copy(block.start());
-        gpu.move_pool.put(session.shared.info.uid, block);
+        gpu.move_pool.pinned.put(session.shared.info.uid, block);
         return Ok(copied?);
     }
     if is_unpinned {
@@ -750,27 +733,23 @@ fn read_pieces(
     from: usize,
     read: &mut BTreeMap<usize, HostBlock>,
 ) {
-    let mut pieces = Vec::new();
-    for (number, piece) in content.pieces.iter().enumerate().skip(from) {
-        let Piece::Unpinned(unpinned) = piece else {
-            continue;
-        };
-        match take_from_pool(session, shared, unpinned.len()) {
-            Some(block) if pieces.len() < MOST_BLOCKS => {
-                pieces.push((number, unpinned.file(), block))
-            }
-            Some(block) => {
-                shared.gpu.move_pool.put(session.shared.info.uid, block);
-                break;
-            }
-            None => break,
-        }
+    let unpinned = content.pieces.iter().enumerate().skip(from);
+    let unpinned = unpinned.filter_map(|(number, piece)| match piece {
+        Piece::Unpinned(block) => Some((number, block)),
+        _ => None,
+    });
+    let with_memory = unpinned.map_while(|(number, block)| {
+        let memory = take_from_pool(session, shared, block.len())?;
+        Some((number, block.file(), memory))
+    });
+    let mut pieces: Vec<_> = with_memory.take(MOST_BLOCKS).collect();
+    if pieces.is_empty() {
+        return;
     }
     let parts = pieces.iter_mut().flat_map(|(_, file, block)| {
         let parts = block.bytes_mut().chunks_mut(READ).enumerate();
         parts.map(|(part, bytes)| (*file, part * READ, bytes))
     });
-    let threads = threads();
     let (parts, has_failed) = (Mutex::new(parts), AtomicBool::new(false));
     let next = || parts.lock().next();
     let reads = || {
@@ -788,7 +767,7 @@ fn read_pieces(
         }
     };
     std::thread::scope(|scope| {
-        for _ in 1..threads {
+        for _ in 1..*THREADS {
             let named = std::thread::Builder::new().name("move".into());
             let _ = named.stack_size(STACK).spawn_scoped(scope, reads);
         }
@@ -797,22 +776,24 @@ fn read_pieces(
     let uid = session.shared.info.uid;
     for (number, _, block) in pieces {
         match has_failed.load(Ordering::Relaxed) {
-            true => shared.gpu.move_pool.put(uid, block),
+            true => shared.gpu.move_pool.pinned.put(uid, block),
             false => drop(read.insert(number, block)),
         }
     }
 }
 
-/// Number of threads of a move.
-fn threads() -> usize {
-    let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    MOST_THREADS.min(processors.div_ceil(2))
-}
-
-/// Offsets and lengths of copies that are submitted one after the other, so that those of other sessions come in between.
-fn parts(len: u64) -> impl Iterator<Item = (u64, u64)> {
-    let starts = (0..len).step_by(PART as usize);
-    starts.map(move |at| (at, PART.min(len - at)))
+/// Submits the parts of a copy of `len` bytes, by offset and length, each when the one before is done, so that copies of other
+/// sessions come in between.
+fn by_parts(
+    (driver, stream): (&Driver, CUstream),
+    len: u64,
+    submit: impl Fn(u64, usize) -> Result<(), CUresult>,
+) -> Result<(), CUresult> {
+    for at in (0..len).step_by(PART as usize) {
+        submit(at, PART.min(len - at) as usize)?;
+        driver.stream_synchronize(stream)?;
+    }
+    Ok(())
 }
 
 /// Whether the next piece may be copied to host memory.
@@ -842,18 +823,14 @@ fn no_host_memory(why: &dyn std::fmt::Display) -> Unmoved {
     Unmoved::Failed(format!("there is not enough host memory for it: {why}"))
 }
 
-fn take_from_pool(session: &Session, shared: &Shared, len: u64) -> Option<HostBlock> {
+/// The parties that pay for host memory of a session.
+fn payers(session: &Session) -> (&Account, &Holder, u32) {
     let own = &session.shared;
-    let mut block = shared.gpu.move_pool.take(own.info.uid, len)?;
-    match session.account.take(Memory::Host, len) {
-        Ok(charge) => block.host = Some(charge),
-        Err(_) => {
-            shared.gpu.move_pool.put(own.info.uid, block);
-            return None;
-        }
-    }
-    block.place.pass_to(&own.held_files);
-    Some(block)
+    (&session.account, &own.held_files, own.info.uid)
+}
+
+fn take_from_pool(session: &Session, shared: &Shared, len: u64) -> Option<HostBlock> {
+    shared.gpu.move_pool.pinned.take(payers(session), len)
 }
 
 /// Begins to allocate pinned memory.

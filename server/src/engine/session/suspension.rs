@@ -205,14 +205,10 @@ impl Suspension {
         self.state.lock().order.map(|(_, since)| since)
     }
 
-    /// Counts bytes of an order to make room that are in host memory now. Returns whether they are enough.
-    pub fn has_made_room(&self, bytes: u64) -> bool {
-        match &mut self.state.lock().order {
-            Some((Order::MakeRoom(_, left), _)) => {
-                *left = left.saturating_sub(bytes);
-                *left == 0
-            }
-            _ => false,
+    /// Counts bytes of an order to make room that are in host memory now.
+    pub fn count_room(&self, bytes: u64) {
+        if let Some((Order::MakeRoom(_, left), _)) = &mut self.state.lock().order {
+            *left = left.saturating_sub(bytes);
         }
     }
 
@@ -433,6 +429,10 @@ impl Suspension {
     /// whole grants, beyond its guarantee.
     pub fn beyond_guarantee(&self, device: Ordinal, held: u64) -> u64 {
         let beyond = self.resident_beyond(device, held);
+        let all = self.movable(device);
+        if all <= beyond {
+            return all;
+        }
         let grants = self.state.lock().movable.get(&device).cloned();
         let grants = fitting(grants.unwrap_or_default(), |len| *len, beyond);
         grants.into_iter().sum()

@@ -35,7 +35,7 @@ pub enum Buried {
     Instance(Instance),
     /// An annex that probably no session uses any more.
     UnusedAnnex(Side),
-    /// Nothing: pinned memory is kept for moves, and is to be unregistered if it is not used for long.
+    /// No object: wakes the thread, since memory has been kept for moves that it is to pin or to give back later.
     MovePool,
     /// A green context, which its streams may still reference.
     Green(GreenRef),

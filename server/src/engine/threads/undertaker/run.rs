@@ -17,7 +17,7 @@ const SLOW_TICK: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Interval at which memory for moves is pinned.
 const PIN_TICK: Duration = Duration::from_millis(20);
-/// Poll interval for pinned memory that has been kept for moves for long enough.
+/// Poll interval for pinned memory that no move has used for long.
 const LONG_TICK: Duration = Duration::from_secs(1);
 /// How long clients are held back to destroy one batch of objects.
 const LOT: Duration = Duration::from_millis(2);
@@ -127,6 +127,7 @@ impl Shared {
 /// The undertaker thread's body.
 pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
     let all = |side: Side| shared.lanes.graves(side).0.lock();
+    let mut pool_looked_at = Instant::now();
     loop {
         let waiting: Vec<_> = Side::ALL
             .into_iter()
@@ -138,10 +139,10 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
         };
         let task = if waiting.is_empty() {
             let pool = &shared.gpu.move_pool;
-            match (pool.is_empty(), pool.has_unpinned()) {
-                (true, _) => tasks.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                (_, true) => tasks.recv_timeout(PIN_TICK),
-                (_, false) => tasks.recv_timeout(LONG_TICK),
+            match (pool.pinned.is_empty(), pool.unpinned.is_empty()) {
+                (true, true) => tasks.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                (false, true) => tasks.recv_timeout(LONG_TICK),
+                (_, false) => tasks.recv_timeout(PIN_TICK),
             }
         } else if waiting.iter().any(fresh) {
             tasks.recv_timeout(TICK)
@@ -162,9 +163,10 @@ pub fn run(shared: &Arc<Shared>, tasks: &Receiver<(Side, Buried)>) {
                 object => all(side).bury(shared, object),
             }
         }
-        if !shared.gpu.move_pool.is_empty() {
-            shared.release_old_move_pool();
+        if pool_looked_at.elapsed() >= PIN_TICK {
             shared.pin_for_moves();
+            shared.release_old_move_pool();
+            pool_looked_at = Instant::now();
         }
         let mut buried = 0;
         for side in Side::ALL {
