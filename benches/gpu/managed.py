@@ -303,11 +303,7 @@ def main(arguments):
             processes.end_all()
             if options.logs:
                 systems.keep_logs(usable, options.logs)
-    stem = report.save(options.results)
-    print(f"\n{report.markdown()}\n\nwritten to {stem}.md and .json")
-    if report.failures:
-        print("\nwhat failed:\n" + "\n".join(report.failures))
-    return 1 if report.failures else 0
+    return report.conclude(options.results)
 
 
 if __name__ == "__main__":

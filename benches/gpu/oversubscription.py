@@ -82,11 +82,7 @@ class Mpsshim(systems.Mpsshim):
 
 
 def make_system(name, processes, directory, build):
-    if name != "mpsshim":
-        return systems.make_system(name, processes, directory, build)
-    directory = os.path.join(directory, name)
-    os.makedirs(directory)
-    return Mpsshim(processes, directory, build)
+    return systems.make_system(name, processes, directory, build, own=Mpsshim if name == "mpsshim" else None)
 
 
 class Scenarios:
@@ -319,11 +315,7 @@ def main(arguments):
             processes.end_all()
             for system in usable:
                 system.stop()
-    stem = report.save(options.results)
-    print(f"\n{report.markdown()}\n\nwritten to {stem}.md and .json")
-    if report.failures:
-        print("\nwhat failed:\n" + "\n".join(report.failures))
-    return 1 if report.failures else 0
+    return report.conclude(options.results)
 
 
 if __name__ == "__main__":

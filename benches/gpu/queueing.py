@@ -228,11 +228,7 @@ class Fifo(systems.Mpsshim):
 
 
 def make_system(name, processes, directory, build):
-    if name != "fifo":
-        return systems.make_system(name, processes, directory, build)
-    directory = os.path.join(directory, name)
-    os.makedirs(directory)
-    return Fifo(processes, directory, build)
+    return systems.make_system(name, processes, directory, build, own=Fifo if name == "fifo" else None)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -689,12 +685,7 @@ def main(arguments):
             for system in usable:
                 system.stop()
             processes.end_all()
-    stem = report.save(options.results)
-    print(f"\n{report.markdown()}\n\nwritten to {stem}.md and .json")
-    print(draw_file(stem + ".json"))
-    if report.failures:
-        print("\nwhat failed:\n" + "\n".join(report.failures))
-    return 1 if report.failures else 0
+    return report.conclude(options.results, draw_file)
 
 
 if __name__ == "__main__":

@@ -214,6 +214,17 @@ class ScenarioReport:
     def save(self, directory):
         return save(directory, self.KIND, self.about["date"], self.data(), self.document())
 
+    def conclude(self, directory, draw=None):
+        """Writes the files, prints the table and what failed; the exit status. `draw`: makes a chart of the .json file and
+        says where it is."""
+        stem = self.save(directory)
+        print(f"\n{self.markdown()}\n\nwritten to {stem}.md and .json")
+        if draw:
+            print(draw(stem + ".json"))
+        if self.failures:
+            print("\nwhat failed:\n" + "\n".join(self.failures))
+        return 1 if self.failures else 0
+
 
 def machine(about):
     """What a result was measured with, a line each."""

@@ -265,11 +265,7 @@ def main(arguments):
         if options.logs:
             systems.keep_logs(usable, options.logs)
         shutil.rmtree(directory, ignore_errors=True)
-    stem = report.save(options.results)
-    print(f"\n{report.markdown()}\n\nwritten to {stem}.md and .json")
-    if report.failures:
-        print("\nwhat failed:\n" + "\n".join(report.failures))
-    return 1 if report.failures else 0
+    return report.conclude(options.results)
 
 
 if __name__ == "__main__":

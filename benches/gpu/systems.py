@@ -377,14 +377,16 @@ class Direct(Mpsshim):
         return super().env() | {"MPSSHIM_MODE": "direct"}
 
 
-def make_system(name, processes, directory, build):
+def make_system(name, processes, directory, build, own=None):
+    """The system with this name. `own`: a subclass of Mpsshim that a benchmark has for it."""
     if name.startswith(WITH_OPTIONS):
         # The name may be too long for the path of a socket.
         return WithOptions(processes, tempfile.mkdtemp(dir=directory), build, name)
     directory = os.path.join(directory, name)
     os.makedirs(directory)
-    if name in ("mpsshim", "direct"):
-        return (Mpsshim if name == "mpsshim" else Direct)(processes, directory, build)
+    if own or name in ("mpsshim", "direct"):
+        kind = own or (Mpsshim if name == "mpsshim" else Direct)
+        return kind(processes, directory, build)
     return NvidiaMps(processes, directory) if name == "nvidia" else System(processes, directory)
 
 
