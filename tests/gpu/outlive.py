@@ -2,19 +2,26 @@
 """Faults and kills of the server beside clients that have nothing in flight: who is lost, and how long the others wait.
 
     tests/gpu/outlive.py --build target/release [--system mpsshim|nvidia] [--faults 20] [--kills 20] [--restarts 0] [--standby]
-                         [--clients survivor,survivor,jax,cupy,torch] [--seconds 600]
+                         [--clients survivor,survivor,jax,cupy,torch] [--drill] [--seconds 600]
 
 Each client answers requests and checks what it computes; `survivor` also checks that memory, pinned memory, streams, events
 and modules are what they were. A fault is another program's write to address 0x10, a kill is SIGKILL for the server. After
 each, every client gets a request at once; the slowest answer is the pause. While `restart_server` replaces the server, the
 clients get requests without a pause; the slowest answer is the pause. A client that is lost is started again.
 
+With --drill each client makes rounds by itself, with 0 to 0.4 s of thought between them, and what happens does so at random
+instants; a client that is lost was either between two rounds at that instant, or in one. The pause is that of the slowest
+round then, beyond the client's own longest round until then. What binds clients between rounds is sampled first.
+
 Needs `survivor` in the build directory (cargo build --release -p mpsshim-tests --bin survivor), and for the other clients
 PyTorch, CuPy or JAX. Prints a table as Markdown. Exit status 1 when a client of --expect was lost or an answer was wrong.
 """
 import argparse
+import concurrent.futures
+import csv
 import os
 import pathlib
+import random
 import signal
 import statistics
 import subprocess
@@ -24,7 +31,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benches" / "gpu"))
-from systems import SYSTEM_TITLES, Failure, Processes, make_system, parse_pids, read_line  # noqa: E402
+from systems import SYSTEM_TITLES, Failure, Processes, keep_logs, make_system, parse_pids, read_line  # noqa: E402
 
 # A client that has not answered after this is lost.
 PATIENCE = 30
@@ -117,11 +124,134 @@ def ask_all(clients):
     return answers
 
 
+class Rounds:
+    """A client that makes rounds by itself, with pauses of random length."""
+
+    def __init__(self, client, seed, thought):
+        self.client, self.thought, self.random = client, thought, random.Random(seed)
+        self.begun, self.done, self.usual, self.slowest, self.answer = 0, 0, 0.0, 0.0, "ok"
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.work)
+        self.thread.start()
+
+    def work(self):
+        while not self.over.wait(self.random.uniform(0, self.thought)):
+            self.begun += 1
+            answer, took = self.client.ask()
+            self.slowest = max(self.slowest, took)
+            if not answer.startswith("ok"):
+                self.answer = answer
+                return
+            self.done += 1
+
+    def is_idle_since(self, begun):
+        """Whether it has been between two rounds since it had begun this many."""
+        return self.done == begun == self.begun
+
+    def end(self):
+        self.over.set()
+        self.thread.join()
+
+
+def start_all(system, processes, options):
+    names = options.clients.split(",")
+    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
+        clients = list(pool.map(lambda name: Client(name, system, processes, options.build), names))
+    ask_all(clients)
+    return clients
+
+
+def look_at_bonds(system, rounds, seconds):
+    """What binds clients between two rounds, sampled for so long: the part of the samples for each reason."""
+    found, samples = {one: {} for one in rounds}, {one: 0 for one in rounds}
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        begun = {one: one.begun for one in rounds}
+        rows = csv.DictReader(system.command("ps", "--format", "csv").splitlines())
+        bonds = {int(row["pid"]): row["bound_by"] for row in rows}
+        for one in rounds:
+            if not one.is_idle_since(begun[one]) or one.client.process.pid not in bonds:
+                continue
+            samples[one] += 1
+            reason = bonds[one.client.process.pid]
+            found[one][reason] = found[one].get(reason, 0) + 1
+        time.sleep(0.02)
+    print("\nBetween two rounds, bound by:\n")
+    for one in rounds:
+        reasons = [f"{reason} {100 * count / samples[one]:.0f} %" for reason, count in found[one].items() if reason]
+        print(f"- {one.client.name}, {samples[one]} samples: {'; '.join(reasons) or 'nothing'}")
+    print(flush=True)
+
+
+def drill(system, processes, options):
+    """Rows of the table: each kind of event at random instants."""
+    rounds = [Rounds(client, at, options.thought) for at, client in enumerate(start_all(system, processes, options))]
+    time.sleep(1)
+    if options.system == "mpsshim":
+        look_at_bonds(system, rounds, 5)
+    chance = random.Random(options.seed)
+    deadline = time.monotonic() + options.seconds
+    rows = []
+    kinds = (("fault of another program", options.faults), ("kill -9 of the server", options.kills),
+             ("restart_server under load", options.restarts))
+    try:
+        for what, count in kinds:
+            done, lost, pauses, wrong = 0, {}, [], []
+            while done < count and time.monotonic() < deadline:
+                faulty = None
+                if what.startswith("fault"):
+                    faulty = Client("survivor", system, processes, options.build)
+                    faulty.ask()
+                servers = parse_pids(system.command("get_server_list"))
+                time.sleep(chance.uniform(1, 2))
+                for one in rounds:
+                    one.usual, one.slowest = max(one.usual, one.slowest), 0.0
+                begun = [one.begun for one in rounds]
+                said = ""
+                if faulty:
+                    faulty.ask("stray")
+                elif what.startswith("kill"):
+                    os.kill(servers[-1], signal.SIGKILL)
+                was_idle = [one.is_idle_since(before) for one, before in zip(rounds, begun)]
+                if faulty:
+                    processes.end(faulty.process)
+                elif what.startswith("restart"):
+                    said = restart(system)
+                if said:
+                    print(f"{what} {done + 1}: {said}", file=sys.stderr)
+                    lost["not moved"] = lost.get("not moved", 0) + 1
+                done += 1
+                # Each client makes a round that began after it.
+                time.sleep(options.thought + 3)
+                survived = [one.slowest - one.usual for one in rounds if one.answer.startswith("ok")]
+                if survived:
+                    pauses.append(max(0.0, *survived))
+                # A round that waited for the next server is not a usual one.
+                for one in rounds:
+                    one.slowest = 0.0
+                for at, one in enumerate(rounds):
+                    if one.answer.startswith("ok"):
+                        continue
+                    when = "between rounds" if was_idle[at] else "in a round"
+                    if one.answer.startswith("wrong"):
+                        wrong.append(f"{one.client.name}: {one.answer}")
+                    print(f"{what} {done}: {one.client.name}, {when}: {one.answer[:160]}", file=sys.stderr)
+                    lost[f"{one.client.name} {when}"] = lost.get(f"{one.client.name} {when}", 0) + 1
+                    one.end()
+                    processes.end(one.client.process)
+                    client = Client(one.client.name, system, processes, options.build)
+                    rounds[at] = Rounds(client, len(rounds) + done, options.thought)
+            rows.append((what, done, lost, pauses, wrong))
+    finally:
+        for one in rounds:
+            one.end()
+            processes.end(one.client.process)
+    return rows
+
+
 def run(system, processes, options):
     """Rows of the table: what happened, how often, clients lost by name, pauses in seconds, wrong answers."""
-    names = options.clients.split(",")
-    clients = [Client(name, system, processes, options.build) for name in names]
-    ask_all(clients)
+    clients = start_all(system, processes, options)
     deadline = time.monotonic() + options.seconds
     rows = []
     kinds = (("fault of another program", options.faults, fault), ("kill -9 of the server", options.kills, kill),
@@ -177,6 +307,10 @@ def main():
     parser.add_argument("--standby", action="store_true", help="the server has a standby (MPSSHIM_STANDBY=1)")
     parser.add_argument("--clients", default="survivor,survivor,jax,cupy,torch")
     parser.add_argument("--expect", default="survivor", help="clients none of which may be lost, by name")
+    parser.add_argument("--drill", action="store_true", help="rounds with pauses, and events at random instants")
+    parser.add_argument("--logs", metavar="DIR", help="keep the daemon's and servers' logs here")
+    parser.add_argument("--thought", type=float, default=0.4, help="longest pause between two rounds, s (%(default)g)")
+    parser.add_argument("--seed", type=int, default=1, help="of the instants (%(default)s)")
     parser.add_argument("--seconds", type=float, default=600, help="end after this time, whatever was reached")
     options = parser.parse_args()
     if options.standby:
@@ -188,9 +322,11 @@ def main():
         system = make_system(options.system, processes, directory, options.build)
         try:
             system.start()
-            rows = run(system, processes, options)
+            rows = (drill if options.drill else run)(system, processes, options)
             system.stop()
         finally:
+            if options.logs:
+                keep_logs([system], options.logs)
             processes.end_all()
     count = len(options.clients.split(","))
     print(f"{SYSTEM_TITLES[options.system]}, beside {options.clients}\n")

@@ -68,8 +68,10 @@ bounds! {
         "the libraries of frameworks have 1 to 3 GiB; what others have sent before is not sent again";
     DESCRIBED: usize = 1 << 20, Bytes, "bytes of one message in its description",
         "names and options are far shorter; a session with a longer one is not made again elsewhere";
-    SAVED: u64 = 256 << 10, Bytes, "bytes of variables that are saved for a server that comes after",
-        "they are read, and written to the description, whenever it comes to rest; constants and counters are far shorter";
+    LOOKED_AT: u64 = 16 << 20, Bytes, "bytes of variables that are compared with their first content",
+        "they are read whenever it comes to rest; tables of random number generators have some 100 KiB";
+    SAVED: u64 = 256 << 10, Bytes, "bytes of variables that are saved for a server that comes after, because they have changed",
+        "they are written to the description whenever it comes to rest; counters and states are far shorter";
     SAVED_GRAPHS: usize = 1 << 20, Bytes, "bytes of graphs and instances that are saved for a server that comes after",
         "as messages in the description; a node takes some 100 to 300 bytes";
     FUNCTIONS: usize = 1 << 20, Count, "functions",

@@ -280,7 +280,10 @@ fn take_in(
         true => with_managed_memory(session, shared, body, content)?,
         false => (content, None),
     };
-    // Analyzes the image in advance, so that the result is there when it is loaded.
+    // Analyzes the image in advance, so that the results are there when it is loaded and used.
+    if shared.gpu.keeping.is_on() {
+        shared.images.leaves(&content);
+    }
     shared.images.variables_of(content.hash(), &content);
     Ok(Ready {
         content,

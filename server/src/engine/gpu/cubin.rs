@@ -395,7 +395,7 @@ fn of_all_code(
 
 /// Functions of the driver that kernels of an image may call, its managed variables, and kernels with accesses to memory
 /// that the host or other devices may see while they run.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Calls {
     /// `printf`. Code that is unreadable, or exceeds the [`Budget`], counts as printing.
     pub prints: bool,

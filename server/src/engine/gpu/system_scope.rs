@@ -10,12 +10,13 @@ use object::{
     Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionIndex, SectionKind,
     SymbolFlags,
 };
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 /// Kernels with such accesses.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SystemScope {
     #[default]
     None,
@@ -33,6 +34,14 @@ impl SystemScope {
             SystemScope::None => false,
             SystemScope::Some(known) => known.binary_search(&hash_of(kernel)).is_ok(),
             SystemScope::All => true,
+        }
+    }
+
+    /// How many hashes it consists of.
+    pub fn hashes(&self) -> usize {
+        match self {
+            SystemScope::Some(known) => known.len(),
+            SystemScope::None | SystemScope::All => 0,
         }
     }
 

@@ -26,6 +26,7 @@ use crossbeam_channel::Sender;
 use mpsshim_api::cuda::{CUDA_ERROR_OUT_OF_MEMORY, CUresult};
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::shm::sealed_memfd;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::Write;
@@ -46,6 +47,20 @@ pub enum Unloading {
 }
 
 type Unload = Box<dyn Fn(Unloading) + Send + Sync>;
+
+/// Most kernels, and most variables, of an image in [`Found`].
+const MOST_FOUND: usize = 4096;
+
+/// What was found in an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Found {
+    /// State that is lost when it is loaded again elsewhere.
+    pub leaves: Leaves,
+    /// Functions of the driver that its kernels call.
+    pub calls: Option<Calls>,
+    /// Variables that its kernels may write.
+    pub variables: Variables,
+}
 
 /// The images of all sessions.
 pub struct ImageStore {
@@ -138,8 +153,13 @@ impl ImageStore {
         family.keeps_nothing(&self.gpu.devices, &content[..content.len() - 1])
     }
 
-    /// The variables of an image. Its content is analyzed once.
+    /// The variables of an image. Its content is analyzed once. Those of a long image are known only after [`Self::leaves`]
+    /// has found that its kernels may write them.
     pub fn variables_of(&self, hash: &[u8; 32], content: &Content) -> Variables {
+        let writes = || self.outlasting.known(hash).is_some_and(|one| one.variables);
+        if content.len() > variables::LONG && !writes() {
+            return None;
+        }
         let devices = self.gpu.devices.iter();
         variables::find(
             &self.variables,
@@ -183,9 +203,27 @@ impl ImageStore {
             .receive(file.as_fd(), code.len() as u64, &hash, sent)
     }
 
-    /// Records a result that the previous server found for the image with this hash.
-    pub fn note_leaves(&self, hash: &[u8; 32], leaves: Leaves) {
-        let _ = self.outlasting.look_up(hash, || leaves);
+    /// What is known of an image. Bounded: of an image with too many kernels or variables, a part is left out.
+    pub fn findings(&self, content: &Content) -> Found {
+        let (hash, leaves) = (content.hash(), self.leaves(content));
+        let calls = self.calls.known(hash);
+        let variables = self.variables.known(hash).flatten();
+        Found {
+            leaves,
+            calls: calls.filter(|calls| calls.system_scope.hashes() <= MOST_FOUND),
+            variables: variables.filter(|known| leaves.variables && known.len() <= MOST_FOUND),
+        }
+    }
+
+    /// Records what the previous server found in the image with this hash.
+    pub fn note_findings(&self, hash: &[u8; 32], found: Found) {
+        let _ = self.outlasting.look_up(hash, || found.leaves);
+        if let Some(calls) = found.calls {
+            let _ = self.calls.look_up(hash, || calls);
+        }
+        if let Some(variables) = found.variables {
+            let _ = self.variables.look_up(hash, || Some(variables));
+        }
     }
 
     /// Whether kernels of an image may have left addresses that are valid in their context alone. Takes no time; `true`

@@ -17,11 +17,14 @@ use mpsshim_api::cuda::{
 };
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionFlags, SymbolFlags};
+use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Images larger than this are not analyzed, bytes: the analysis would delay each first load.
-const LONGEST: usize = 1 << 20;
+/// Images larger than this are analyzed only if their kernels keep state, bytes: the analysis delays each first load.
+pub const LONG: usize = 1 << 20;
+/// Images larger than this are not analyzed, bytes.
+const LONGEST: usize = 64 << 20;
 /// Variables of an image.
 const MOST: usize = 1024;
 /// Bytes of an image's variables kept in the server's memory; variables that are initially zero are not counted.
@@ -36,7 +39,7 @@ pub const MOST_KNOWN: usize = 1024;
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
 /// A variable that kernels or the client can write.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Variable {
     /// Name including its NUL.
     name: Box<[u8]>,

@@ -5,8 +5,7 @@ use crate::engine::base::bounds;
 use crate::engine::base::call::Incoming;
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
-use crate::engine::gpu::cubin;
-use crate::engine::images::ImageStore;
+use crate::engine::images::{Found, ImageStore};
 use crate::engine::lasting::describe;
 use crate::engine::session::Session;
 use mpsshim_model::client::ClientInfo;
@@ -34,21 +33,21 @@ pub struct Client {
     pub guarantee: BTreeMap<usize, u64>,
 }
 
-/// State that an image leaves behind when its kernels run.
+/// What was found in an image.
 pub struct Leaves;
 
 impl Lasting for Leaves {
     const KIND: Kind = Kind::Leaves;
-    /// The image's SHA-256, and the result of the analysis.
-    type State = ([u8; 32], cubin::Leaves);
+    /// The image's SHA-256, and the results of the analysis.
+    type State = ([u8; 32], Found);
 
     fn make(
         _: &Record,
-        (hash, leaves): Self::State,
+        (hash, found): Self::State,
         _: &mut Session,
         making: &mut Making<'_>,
     ) -> Result<(), Lost> {
-        making.shared.images.note_leaves(&hash, leaves);
+        making.shared.images.note_findings(&hash, found);
         // The record is written again when the image's first function is looked up.
         Ok(())
     }
@@ -139,6 +138,7 @@ fn appraise_image(session: &mut Session, images: &ImageStore, handle: u64) {
     let (hash, is_long) = (*content.hash(), content.len() > LONG);
     session.lasting.binding_images |= leaves.addresses;
     if is_long && session.lasting.appraised.insert(handle) {
-        describe::<Leaves>(session, handle, &(hash, leaves));
+        let found = images.findings(content);
+        describe::<Leaves>(session, handle, &(hash, found));
     }
 }

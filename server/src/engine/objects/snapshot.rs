@@ -22,9 +22,14 @@ use std::time::{Duration, Instant};
 /// How long a session must be at rest before its variables are saved: longer than the pauses between the launches and
 /// copies of one request, short compared with the time between requests to a program.
 const REST: Duration = Duration::from_millis(2);
-/// The session must also be at rest for this multiple of the duration of its last snapshot, so that snapshots do not
-/// slow down a program that serves many short requests.
+/// The session must also be at rest for this multiple of the time that its snapshots take, so that they do not slow down
+/// a program that serves many short requests.
 const REST_PER_SNAPSHOT: u32 = 8;
+/// Longest rest before a snapshot, whatever it takes: a session that is idle for longer is portable.
+const LONGEST_REST: Duration = Duration::from_millis(100);
+/// A snapshot that takes longer than the one before counts as twice as long as that one, and at least as this: a single
+/// one may have waited for a lock of the driver, for example while another client loaded an image.
+const SHORT: Duration = Duration::from_micros(250);
 /// Poll interval while another session's variables are being saved.
 const BUSY: Duration = Duration::from_micros(200);
 /// A word within this many bytes of a variable is treated as an address in its image (of a literal, for example).
@@ -48,7 +53,7 @@ pub struct Saved {
     refused: bool,
     /// Position in the ring, and since when it has been there.
     rests: Option<(u64, Instant)>,
-    /// Duration of the last snapshot.
+    /// Duration of the recent snapshots.
     took: Duration,
     /// The content saved in the session's description.
     contents: BTreeMap<Place, Contents>,
@@ -67,6 +72,16 @@ impl Saved {
     fn is_stale(&self) -> bool {
         let stale = self.launched.get() || self.named.get() || self.graphs;
         stale && !self.refused
+    }
+
+    /// Notes the duration of a snapshot.
+    fn note_time(&mut self, time: Duration) {
+        self.took = time.min((2 * self.took).max(SHORT));
+    }
+
+    /// For how long the session must be at rest before a snapshot.
+    fn rest(&self) -> Duration {
+        (self.took * REST_PER_SNAPSHOT).clamp(REST, LONGEST_REST)
     }
 
     /// Whether all known variables are marked as used by address, so that further uses need not be recorded.
@@ -118,6 +133,26 @@ pub fn bytes_of(contents: &Contents) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_slow_snapshot_does_not_keep_a_session_from_the_next() {
+        const MS: Duration = Duration::from_millis(1);
+        let mut saved = Saved::default();
+        assert_eq!(saved.rest(), REST);
+        saved.note_time(100 * MS);
+        assert_eq!(saved.rest(), REST);
+        // Those that always take long are made after a longer rest.
+        for _ in 0..10 {
+            saved.note_time(5 * MS);
+        }
+        assert_eq!(saved.rest(), 40 * MS);
+        for _ in 0..10 {
+            saved.note_time(500 * MS);
+        }
+        assert_eq!(saved.rest(), LONGEST_REST);
+        saved.note_time(MS / 10);
+        assert_eq!(saved.rest(), REST);
+    }
 
     const VARIABLE: u64 = 0x7f12_3400_0000;
     const RANGES: [(u64, u64); 1] = [(VARIABLE, 256)];

@@ -1,6 +1,6 @@
 //! Saving a session's variables while it is at rest.
 
-use super::{BUSY, Contents, Place, REST, REST_PER_SNAPSHOT, bytes_of, has_address};
+use super::{BUSY, Contents, Place, bytes_of, has_address};
 use crate::engine::base::bounds;
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
@@ -97,7 +97,7 @@ impl Session {
     }
 
     fn rest(&self) -> Duration {
-        REST.max(self.lasting.saved.took * REST_PER_SNAPSHOT)
+        self.lasting.saved.rest()
     }
 
     /// Whether it is time for a snapshot: the session has sent nothing for a while and has nothing in flight.
@@ -142,7 +142,7 @@ impl Session {
         if self.lasting.saved.is_stale() {
             self.save_variables(shared);
         }
-        self.lasting.saved.took = began.elapsed();
+        self.lasting.saved.note_time(began.elapsed());
         self.lasting.saved.rests = None;
         self.note_bonds(&shared.images);
     }
@@ -177,7 +177,7 @@ impl Session {
     /// Returns how many bytes of variables were read, or why they cannot be saved.
     fn take_snapshot(&mut self, shared: &Shared) -> Result<usize, &'static str> {
         let mut found = Vec::new();
-        let mut room = bounds::SAVED;
+        let mut room = bounds::LOOKED_AT;
         for place in self.stale_places()? {
             let Ok(image) = self.objects.image(place.0) else {
                 continue;
@@ -228,7 +228,7 @@ impl Session {
             }
             self.lasting.saved.contents.insert(*place, content);
         }
-        Ok((bounds::SAVED - room) as usize)
+        Ok((bounds::LOOKED_AT - room) as usize)
     }
 
     /// Returns the images whose variables may have been written since the last snapshot.
