@@ -1,5 +1,6 @@
 //! Stream capture and graphs: nodes are kept as what they do and run one after the other, in an order that their
-//! dependencies allow. Kernels, copies, sets, events, child and empty nodes; no conditional nodes, and memory only by capture.
+//! dependencies allow. Kernels, copies, sets, events, child, conditional and empty nodes; memory only by
+//! capture.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::ffi::c_void;
@@ -13,6 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::api::{In, Out, R, Text, api, api_streams};
 use crate::array;
+use crate::condition::{self, Conditions, Values};
 use crate::context::{self, Context, live};
 use crate::driver::{Table, driver, new_handle};
 use crate::driver_locks;
@@ -38,7 +40,21 @@ pub enum Does {
     Allocate(Arc<NodeMemory>),
     /// Memory from a pool, or of a node.
     Free(u64),
+    Conditional(Arc<Conditional>),
 }
+
+/// A conditional node.
+pub struct Conditional {
+    handle: u64,
+    /// `CU_GRAPH_COND_TYPE_*`.
+    kind: u32,
+    bodies: Vec<Arc<Graph>>,
+}
+
+/// The nodes of an instance in their order, and whether each is enabled.
+type Work = Vec<(u64, Does, bool)>;
+/// The bodies of an instance's conditional nodes, by their graphs.
+type Bodies = HashMap<u64, Work>;
 
 impl Does {
     fn kind(&self) -> u32 {
@@ -54,6 +70,7 @@ impl Does {
             Does::Batch(_) => CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
             Does::Allocate(_) => CU_GRAPH_NODE_TYPE_MEM_ALLOC,
             Does::Free(_) => CU_GRAPH_NODE_TYPE_MEM_FREE,
+            Does::Conditional(_) => CU_GRAPH_NODE_TYPE_CONDITIONAL,
         }
     }
 
@@ -84,6 +101,8 @@ impl Does {
             Does::Wait(event) => event::wait_here(*event),
             Does::Record(event) => event::reach_here(*event),
             Does::Host(function, data) => function(*data as *mut c_void),
+            // Only an instance has the contents of the bodies.
+            Does::Conditional(_) => return Err(CUDA_ERROR_NOT_SUPPORTED),
             Does::Batch(operations) => {
                 for operation in operations {
                     // Its word has gone since the graph was made.
@@ -188,10 +207,14 @@ pub struct Graph {
     filling: AtomicBool,
     /// The nodes that a capture ended with.
     sinks: Mutex<Vec<u64>>,
+    /// Bodies of conditional nodes have those of the graph that they are in.
+    conditions: Arc<Conditions>,
 }
 
 struct Exec {
-    work: Mutex<Vec<(u64, Does, bool)>>,
+    work: Mutex<Work>,
+    bodies: Mutex<Bodies>,
+    values: Arc<Values>,
     flags: u64,
     /// Copies of children that its nodes were given: no graph has them.
     own: Mutex<Vec<Arc<Graph>>>,
@@ -243,12 +266,17 @@ fn exec(handle: u64) -> R<Arc<Exec>> {
 
 impl Graph {
     fn new() -> Arc<Graph> {
+        Graph::with(Arc::default(), false)
+    }
+
+    fn with(conditions: Arc<Conditions>, owned: bool) -> Arc<Graph> {
         let graph = Arc::new(Graph {
             handle: new_handle(),
             nodes: Mutex::default(),
-            owned: AtomicBool::new(false),
+            owned: AtomicBool::new(owned),
             filling: AtomicBool::new(false),
             sinks: Mutex::default(),
+            conditions,
         });
         GRAPHS.insert(graph.handle, graph.clone());
         graph
@@ -350,6 +378,8 @@ impl Graph {
                 .collect();
             let does = match does {
                 Does::Child(graph) => Does::Child(graph.duplicate()?),
+                // As the genuine driver.
+                Does::Conditional(_) => return Err(CUDA_ERROR_NOT_SUPPORTED),
                 other => other,
             };
             let twin = clone.add(does.clone(), &before, handle).inspect_err(|_| {
@@ -373,10 +403,12 @@ impl Graph {
 }
 
 fn destroy_node(handle: u64) {
-    if let Ok(node) = NODES.remove(handle)
-        && let Does::Child(graph) = &node.lock().does
-    {
-        graph.destroy();
+    if let Ok(node) = NODES.remove(handle) {
+        match &node.lock().does {
+            Does::Child(graph) => graph.destroy(),
+            Does::Conditional(node) => node.bodies.iter().for_each(|body| body.destroy()),
+            _ => {}
+        }
     }
 }
 
@@ -761,20 +793,85 @@ fn add(out: Out<u64>, to: u64, before: In<u64>, count: usize, params: &CUgraphNo
     }
     let graph = graph(to)?;
     let before = before.list(count)?;
-    let does = describe(params)?;
+    let does = match params.kind {
+        CU_GRAPH_NODE_TYPE_CONDITIONAL => conditional(&graph, params)?,
+        _ => describe(params)?,
+    };
     if let Does::Child(child) = &does
         && moves(params)
-        && contains(child, graph.handle)
     {
-        return Err(CUDA_ERROR_INVALID_VALUE);
+        if contains(child, graph.handle) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if has_conditions(child) {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
     }
-    let node = graph
-        .add(does.clone(), &before, 0)
-        .inspect_err(|_| discard(params, &does))?;
+    let node = graph.add(does.clone(), &before, 0).inspect_err(|_| {
+        if let Does::Conditional(node) = &does {
+            node.bodies.iter().for_each(|body| body.destroy());
+            graph.conditions.give_back(node.handle);
+        }
+        discard(params, &does);
+    })?;
     if let Does::Child(child) = &does {
         child.owned.store(true, Ordering::Relaxed);
     }
     out.set(node)
+}
+
+/// A conditional node with empty bodies.
+fn conditional(graph: &Graph, params: &CUgraphNodeParams) -> R<Does> {
+    let given: CUDA_CONDITIONAL_NODE_PARAMS = inside(params, 0);
+    let fits = match given.kind {
+        condition::IF => matches!(given.size, 1 | 2),
+        condition::WHILE => given.size == 1,
+        condition::SWITCH => given.size > 0,
+        _ => false,
+    };
+    if !fits {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    graph.conditions.take(given.handle)?;
+    let body = |_| Graph::with(Arc::clone(&graph.conditions), true);
+    Ok(Does::Conditional(Arc::new(Conditional {
+        handle: given.handle,
+        kind: given.kind,
+        bodies: (0..given.size).map(body).collect(),
+    })))
+}
+
+/// `cuGraphAddNode`, which tells the bodies of a conditional node.
+fn add_any(
+    out: Out<u64>,
+    to: u64,
+    before: In<u64>,
+    count: usize,
+    params: Out<CUgraphNodeParams>,
+) -> R<()> {
+    let mut given = params.get()?;
+    add(out, to, before, count, &given)?;
+    let does = node(out.get()?)?.lock().does.clone();
+    if let Does::Conditional(node) = does {
+        let bodies: Vec<u64> = node.bodies.iter().map(|body| body.handle).collect();
+        let kept = Box::new((Vec::new(), bodies));
+        given.words[2] = kept.1.as_ptr() as u64;
+        keep(kept);
+        params.put(given);
+    }
+    Ok(())
+}
+
+/// Whether a graph has conditional nodes.
+fn has_conditions(graph: &Graph) -> bool {
+    let nodes = graph.nodes.lock().clone();
+    nodes.iter().any(|at| {
+        node(*at).is_ok_and(|node| match &node.lock().does {
+            Does::Conditional(_) => true,
+            Does::Child(child) => has_conditions(child),
+            _ => false,
+        })
+    })
 }
 
 /// Whether a child becomes the node's own instead of a copy of it.
@@ -789,7 +886,11 @@ fn contains(outer: &Graph, inner: u64) -> bool {
         || nodes.iter().any(|at| match node(*at) {
             Ok(node) => {
                 let does = node.lock().does.clone();
-                matches!(does, Does::Child(child) if contains(&child, inner))
+                match does {
+                    Does::Child(child) => contains(&child, inner),
+                    Does::Conditional(node) => node.bodies.iter().any(|body| contains(body, inner)),
+                    _ => false,
+                }
             }
             Err(_) => false,
         })
@@ -843,11 +944,8 @@ fn exec_change(exec_: u64, at: u64, params: &CUgraphNodeParams) -> R<()> {
     let (exec, _) = (exec(exec_)?, node(at)?);
     let does = describe(params)?;
     let put = || -> R<()> {
-        let mut work = exec.work.lock();
-        let (_, now, _) = work
-            .iter_mut()
-            .find(|(node, ..)| *node == at)
-            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let (mut work, mut bodies) = (exec.work.lock(), exec.bodies.lock());
+        let (_, now, _) = find(&mut work, &mut bodies, at)?;
         if now.kind() != does.kind() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -868,6 +966,15 @@ fn exec_change(exec_: u64, at: u64, params: &CUgraphNodeParams) -> R<()> {
     Ok(())
 }
 
+/// A node of an instance, or of a body in it.
+fn find<'a>(work: &'a mut Work, bodies: &'a mut Bodies, at: u64) -> R<&'a mut (u64, Does, bool)> {
+    let mut all = work
+        .iter_mut()
+        .chain(bodies.values_mut().flat_map(|body| body.iter_mut()));
+    all.find(|(node, ..)| *node == at)
+        .ok_or(CUDA_ERROR_INVALID_VALUE)
+}
+
 fn exec_update(exec_: u64, with: u64) -> R<Result<(), (u32, u64)>> {
     let (exec, graph) = (exec(exec_)?, graph(with)?);
     let mut work = exec.work.lock();
@@ -876,6 +983,9 @@ fn exec_update(exec_: u64, with: u64) -> R<Result<(), (u32, u64)>> {
         return Ok(Err((2, 0)));
     }
     for ((_, now, _), (node, does)) in work.iter().zip(&order) {
+        if matches!(now, Does::Conditional(_)) {
+            return Ok(Err((6, *node)));
+        }
         if now.kind() != does.kind() {
             return Ok(Err((3, *node)));
         }
@@ -895,6 +1005,11 @@ fn local_memory(nodes: &[(u64, Does)], most: &mut BTreeMap<u64, u32>) -> R<()> {
                 *most = launch.local_bytes().max(*most);
             }
             Does::Child(graph) => local_memory(&graph.in_order()?, most)?,
+            Does::Conditional(node) => {
+                for body in &node.bodies {
+                    local_memory(&body.in_order()?, most)?;
+                }
+            }
             _ => {}
         }
     }
@@ -920,7 +1035,8 @@ fn instantiate(out: Out<u64>, from: u64, flags: u64) -> R<()> {
     if out.is_null() || flags & !15 != 0 {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let order = graph(from)?.in_pairing_order()?;
+    let from = graph(from)?;
+    let order = from.in_pairing_order()?;
     for (_, does) in &order {
         if let Does::Set(set) = does
             && !is_set(set)?
@@ -930,19 +1046,31 @@ fn instantiate(out: Out<u64>, from: u64, flags: u64) -> R<()> {
     }
     prepare_kernels(&order)?;
     let handle = new_handle();
+    let mut bodies = Bodies::new();
     // Upload and priorities leave no trace.
     let exec = Exec {
-        work: Mutex::new(
-            order
-                .into_iter()
-                .map(|(node, does)| (node, does, true))
-                .collect(),
-        ),
+        work: Mutex::new(all_enabled(order, &mut bodies)?),
+        bodies: Mutex::new(bodies),
+        values: Arc::new(from.conditions.values()),
         flags: flags & 1,
         own: Mutex::default(),
     };
     EXECS.insert(handle, Arc::new(exec));
     out.set(handle)
+}
+
+/// Nodes as a new instance has them. Adds the bodies of conditional nodes.
+fn all_enabled(order: Vec<(u64, Does)>, bodies: &mut Bodies) -> R<Work> {
+    for (_, does) in &order {
+        if let Does::Conditional(node) = does {
+            for body in &node.bodies {
+                let inner = all_enabled(body.in_pairing_order()?, bodies)?;
+                bodies.insert(body.handle, inner);
+            }
+        }
+    }
+    let enabled = |(node, does)| (node, does, true);
+    Ok(order.into_iter().map(enabled).collect())
 }
 
 fn give(all: &[u64], nodes: Out<u64>, count: Out<usize>) -> R<()> {
@@ -1078,11 +1206,8 @@ fn memset_params(params: In<CUDA_MEMSET_NODE_PARAMS>) -> R<CUgraphNodeParams> {
 
 fn enabled(exec_: u64, of: u64, change: impl FnOnce(&mut bool)) -> R<()> {
     let exec = exec(exec_)?;
-    let mut work = exec.work.lock();
-    let (_, does, on) = work
-        .iter_mut()
-        .find(|(node, ..)| *node == of)
-        .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let (mut work, mut bodies) = (exec.work.lock(), exec.bodies.lock());
+    let (_, does, on) = find(&mut work, &mut bodies, of)?;
     if !matches!(does, Does::Kernel(..) | Does::Copy(_) | Does::Set(_)) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
@@ -1111,15 +1236,49 @@ fn launch(exec_: u64, stream: CUstream, own: bool) -> R<()> {
             return claimed;
         }
     }
+    let bodies = exec.bodies.lock().clone();
+    let values = Arc::clone(&exec.values);
     stream.submit(&context, move |context| {
-        for (_, does, on) in &work {
-            if *on {
-                does.run(context)?;
-            }
-        }
-        Ok(())
+        values.reset();
+        condition::run_with(&values, || run_nodes(&work, &bodies, &values, context))
     });
     Ok(())
+}
+
+fn run_nodes(work: &Work, bodies: &Bodies, values: &Values, context: &Context) -> R<()> {
+    for (_, does, on) in work {
+        match does {
+            Does::Conditional(node) => run_bodies(node, bodies, values, context)?,
+            does if *on => does.run(context)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn run_bodies(node: &Conditional, bodies: &Bodies, values: &Values, context: &Context) -> R<()> {
+    let run = |at: usize| -> R<()> {
+        match node
+            .bodies
+            .get(at)
+            .and_then(|body| bodies.get(&body.handle))
+        {
+            Some(body) => run_nodes(body, bodies, values, context),
+            None => Ok(()),
+        }
+    };
+    let value = values.get(node.handle);
+    match node.kind {
+        condition::WHILE => {
+            // A lost context ends a loop that does not end.
+            while values.get(node.handle) != 0 && context.status() == 0 {
+                run(0)?;
+            }
+            Ok(())
+        }
+        condition::SWITCH => run(value as usize),
+        _ => run(usize::from(value == 0)),
+    }
 }
 
 api! { TABLE;
@@ -1197,11 +1356,18 @@ api! { TABLE;
         destroy_node(of);
         Ok(())
     }
-    fn cuGraphAddNode(out: Out<u64>, to: u64, before: In<u64>, count: usize, params: In<CUgraphNodeParams>) {
-        add(out, to, before, count, &params.get(0)?)
+    fn cuGraphConditionalHandleCreate(out: Out<u64>, of: u64, context: u64, default: u32, flags: u32) {
+        let graph = graph(of)?;
+        if out.is_null() || context == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        out.set(graph.conditions.create(default, flags)?)
     }
-    fn cuGraphAddNode_v2(out: Out<u64>, to: u64, before: In<u64>, _data: In<u64>, count: usize, params: In<CUgraphNodeParams>) {
-        add(out, to, before, count, &params.get(0)?)
+    fn cuGraphAddNode(out: Out<u64>, to: u64, before: In<u64>, count: usize, params: Out<CUgraphNodeParams>) {
+        add_any(out, to, before, count, params)
+    }
+    fn cuGraphAddNode_v2(out: Out<u64>, to: u64, before: In<u64>, _data: In<u64>, count: usize, params: Out<CUgraphNodeParams>) {
+        add_any(out, to, before, count, params)
     }
     fn cuGraphNodeSetParams(of: u64, params: In<CUgraphNodeParams>) { change(of, &params.get(0)?) }
     fn cuGraphExecNodeSetParams(exec: u64, of: u64, params: In<CUgraphNodeParams>) { exec_change(exec, of, &params.get(0)?) }

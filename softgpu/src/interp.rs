@@ -32,6 +32,10 @@ pub trait Memory: Sync {
     fn malloc(&self, bytes: u64) -> u64;
     /// `free` in a kernel: whether the address was allocated.
     fn free(&self, start: u64) -> bool;
+    /// `cudaGraphSetConditional`: whether the graph that runs has such a handle.
+    fn set_condition(&self, _handle: u64, _value: u32) -> bool {
+        false
+    }
 }
 
 pub struct Launch<'a> {
@@ -586,6 +590,16 @@ impl<'a> Runner<'a> {
                         t.local[result] = self.launch.memory.malloc(argument);
                     } else if !self.launch.memory.free(argument) {
                         fault!(LAUNCH_FAILED, argument);
+                    }
+                }
+                Kind::Condition => {
+                    let calls = &self.launch.program.functions[t.function].heap_calls;
+                    let [handle, value] = calls[i.imm as usize].map(|at| {
+                        let at = (t.frame + at) as usize;
+                        t.local[at / 8] >> (8 * (at % 8))
+                    });
+                    if !self.launch.memory.set_condition(handle, value as u32) {
+                        fault!(LAUNCH_FAILED, handle);
                     }
                 }
                 Kind::Assert => {

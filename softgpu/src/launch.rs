@@ -5,6 +5,7 @@ use std::sync::Arc;
 use mpsshim_api::cuda::*;
 
 use crate::api::{In, Out, R, api, api_streams, log};
+use crate::condition::{self, Values};
 use crate::context::{Context, live};
 use crate::device::{ALL_SMS, BLOCKS_PER_SM, SHARED_PER_SM, SM_COUNT, THREADS_PER_SM};
 use crate::driver::start;
@@ -14,7 +15,7 @@ use crate::module::{Kernel, kernel, kernel_in};
 use crate::stream::{Stream, resolve};
 
 /// Device memory as a kernel of one context sees it.
-struct View<'a>(&'a Context);
+struct View<'a>(&'a Context, Option<Arc<Values>>);
 
 impl Memory for View<'_> {
     fn span(&self, address: u64) -> Option<(u64, u64)> {
@@ -31,6 +32,11 @@ impl Memory for View<'_> {
     }
     fn free(&self, start: u64) -> bool {
         self.0.heap.free(start)
+    }
+    fn set_condition(&self, handle: u64, value: u32) -> bool {
+        self.1
+            .as_ref()
+            .is_some_and(|values| values.set(handle, value))
     }
 }
 
@@ -165,7 +171,7 @@ impl Launch {
             grid: self.shape.grid,
             block: self.shape.block,
             dynamic_shared: self.shape.shared,
-            memory: &View(context),
+            memory: &View(context, condition::running()),
             sms: self.sms,
         };
         interp::run(&launch).map_err(|fault| {

@@ -17,6 +17,7 @@
 mod api;
 mod array;
 mod compute_mode;
+mod condition;
 mod context;
 mod copy;
 mod counts;

@@ -68,6 +68,8 @@ pub enum Kind {
     /// Allocates from the heap, or frees: call number `imm`.
     Malloc,
     Free,
+    /// Sets a condition of the graph: call number `imm`.
+    Condition,
 }
 
 #[derive(Clone, Copy)]
@@ -270,7 +272,8 @@ pub struct Function {
     pub calls: Vec<CallSite>,
     /// Where in the frame message, file, line and function of each assertion are.
     pub assertions: Vec<[u32; 4]>,
-    /// Where in the frame argument and result of each call of `malloc` or `free` are.
+    /// Where in the frame argument and result of each call of `malloc` or `free` are, or the arguments of
+    /// `cudaGraphSetConditional`.
     pub heap_calls: Vec<[u32; 2]>,
     pub max_threads: u32,
     pub required_threads: Option<[u32; 3]>,

@@ -21,7 +21,6 @@ const NEED_A_GPU: &[&str] = &[
     "array_graphs",
     "array_kinds",
     "context_details",
-    "graph_conditional",
     "graph_edges",
     "graph_memory",
     "graph_params",

@@ -286,6 +286,23 @@ fn graphs_go_on_as_they_were() {
 }
 
 #[test]
+fn graphs_with_conditional_nodes_go_on_as_they_were() {
+    let place = daemon();
+    let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
+    for round in 1..=12 {
+        for survivor in &mut survivors {
+            assert_eq!(survivor.ask("loop"), format!("looped {round}"));
+        }
+        end_server(&place, 2, round);
+    }
+    for survivor in &mut survivors {
+        assert_eq!(survivor.ask("loop"), "looped 13");
+        survivor.round();
+    }
+    survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
 fn events_say_when_they_were_recorded_by_the_server_before() {
     let place = daemon();
     let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();

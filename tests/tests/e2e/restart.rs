@@ -185,6 +185,22 @@ fn clients_that_cannot_go_on_keep_the_old_server_until_they_end() {
 }
 
 #[test]
+fn loops_in_graphs_go_to_the_next_server() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    for round in 1..=6 {
+        assert_eq!(survivor.ask("loop"), format!("looped {round}"));
+        assert_eq!(survivor.ask("replay"), format!("replayed {round}"));
+        let old = server(&place).expect("a server");
+        let new = restart(&place, &["-t", "600"]).expect("a restart");
+        assert_ne!(new, old);
+    }
+    assert_eq!(survivor.ask("loop"), "looped 7");
+    survivor.round();
+    survivor.end();
+}
+
+#[test]
 fn sessions_that_part_again_and_again_keep_all_they_have() {
     let place = daemon();
     let mut moving: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();

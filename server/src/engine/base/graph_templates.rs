@@ -23,9 +23,75 @@ pub struct Template {
     pub nodes: Vec<Node>,
     /// Leaf nodes of a captured graph, if there are several, in the order in which `cuGraphExecUpdate` compares them.
     pub sinks: Vec<u32>,
+    /// Conditional handles, in the order of their creation; none in the body of a conditional node.
+    pub conditions: Vec<Condition>,
+}
+
+/// A conditional handle. Kernels hold its number, so the next server has to give it the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Condition {
+    /// The driver's number.
+    pub handle: u64,
+    /// Server's ordinal of the device.
+    pub device: u32,
+    /// Initial value.
+    pub default: u32,
+    /// `CU_GRAPH_COND_*`.
+    pub flags: u32,
+}
+
+/// The template of a graph, or of the body of a conditional node in it.
+#[derive(Clone, Copy, Debug)]
+pub struct Layer<'a> {
+    /// Its contents.
+    pub template: &'a Template,
+    /// Position of its first node among the nodes of all layers.
+    pub first: u32,
+    /// Position of the conditional node among the nodes of all layers; 0 for the graph itself.
+    pub node: u32,
 }
 
 impl Template {
+    /// The template, and the bodies of all conditional nodes in it, each behind the layer that has its node. The nodes of
+    /// all layers are counted in this order.
+    pub fn layers(&self) -> Vec<Layer<'_>> {
+        let mut layers = vec![Layer {
+            template: self,
+            first: 0,
+            node: 0,
+        }];
+        let (mut at, mut count) = (0, self.nodes.len() as u32);
+        while let Some(layer) = layers.get(at).copied() {
+            for (node, place) in layer.template.nodes.iter().zip(layer.first..) {
+                for body in &node.bodies {
+                    layers.push(Layer {
+                        template: body,
+                        first: count,
+                        node: place,
+                    });
+                    count += body.nodes.len() as u32;
+                }
+            }
+            at += 1;
+        }
+        layers
+    }
+
+    /// The nodes of all layers, by position.
+    pub fn all_nodes(&self) -> Vec<&Node> {
+        let layers = self.layers();
+        layers
+            .iter()
+            .flat_map(|layer| &layer.template.nodes)
+            .collect()
+    }
+
+    /// Whether the graph has conditional handles or nodes.
+    pub fn is_conditional(&self) -> bool {
+        let has_bodies = |node: &Node| !node.bodies.is_empty();
+        !self.conditions.is_empty() || self.nodes.iter().any(has_bodies)
+    }
+
     /// The order in which to create the nodes, each after its dependencies. The driver treats this order as significant
     /// when it updates an instance.
     pub fn order(&self) -> Vec<usize> {
@@ -77,6 +143,8 @@ pub struct Node {
     pub dependencies: Vec<(u32, [u8; 8])>,
     /// The child graph in it.
     pub inside: Option<Box<Template>>,
+    /// The bodies of a conditional node.
+    pub bodies: Vec<Template>,
 }
 
 /// A graph.
@@ -90,8 +158,31 @@ pub struct SavedGraph {
     pub height: usize,
     /// Its contents.
     pub template: Template,
-    /// Handles known to the client: position, handle, parts.
+    /// Handles known to the client: position among the nodes of all layers, handle, parts.
     pub handles: Vec<(u32, u64, u64)>,
+    /// The bodies of conditional nodes, in the order of the template's layers.
+    pub bodies: Vec<SavedBody>,
+}
+
+/// The body of a conditional node.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct SavedBody {
+    /// The client's handle.
+    pub handle: u64,
+    /// Number of nodes and edges.
+    pub parts: u64,
+    /// Nesting depth.
+    pub height: usize,
+}
+
+impl SavedBody {
+    /// Size of the body.
+    pub fn size(&self) -> Size {
+        Size {
+            parts: self.parts,
+            height: self.height,
+        }
+    }
 }
 
 impl SavedGraph {
@@ -145,10 +236,12 @@ mod tests {
             attributes: [(8, vec![5])].into(),
             dependencies: on.iter().map(|on| (*on, [0; 8])).collect(),
             inside: None,
+            bodies: Vec::new(),
         };
         Template {
             nodes: dependencies.iter().map(node).collect(),
             sinks: sinks.to_vec(),
+            conditions: Vec::new(),
         }
     }
 
@@ -174,9 +267,45 @@ mod tests {
     }
 
     #[test]
+    fn bodies_are_counted_behind_the_graphs_that_they_are_in() {
+        let mut outer = template(&[&[], &[0], &[]], &[]);
+        let mut loops = template(&[&[], &[]], &[]);
+        loops.nodes[1].bodies = vec![template(&[&[], &[0]], &[])];
+        let empty = template(&[], &[]);
+        outer.nodes[0].bodies = vec![loops, empty];
+        outer.nodes[2].bodies = vec![template(&[&[]], &[])];
+        for (at, node) in outer.nodes.iter_mut().enumerate() {
+            node.kind = 10 + at as u32;
+        }
+        let layers: Vec<_> = outer.layers();
+        let layers = layers.iter().map(|layer| (layer.first, layer.node));
+        assert_eq!(
+            layers.collect::<Vec<_>>(),
+            [(0, 0), (3, 0), (5, 0), (5, 2), (6, 4)]
+        );
+        let (all, loops) = (outer.all_nodes(), &outer.nodes[0].bodies[0]);
+        assert_eq!(all.len(), 8);
+        for (place, node) in [
+            (2, &outer.nodes[2]),
+            (4, &loops.nodes[1]),
+            (7, &loops.nodes[1].bodies[0].nodes[1]),
+        ] {
+            assert!(std::ptr::eq(all[place], node), "{place}");
+        }
+        assert!(outer.is_conditional() && !template(&[&[]], &[]).is_conditional());
+    }
+
+    #[test]
     fn what_is_written_down_is_read_again() {
         let mut outer = template(&[&[], &[0]], &[1]);
         outer.nodes[1].inside = Some(Box::new(template(&[&[]], &[])));
+        outer.nodes[0].bodies = vec![template(&[&[]], &[0]), template(&[], &[])];
+        outer.conditions.push(Condition {
+            handle: 1,
+            device: 2,
+            default: 3,
+            flags: 1,
+        });
         let bytes = postcard::to_allocvec(&outer).expect("bytes");
         assert_eq!(postcard::from_bytes(&bytes), Ok(outer));
         assert!(postcard::from_bytes::<Template>(&bytes[..bytes.len() - 1]).is_err());

@@ -36,7 +36,7 @@ macro_rules! for_each_kind {
             /// Contents of an image's variables. The key is the image, the part is the server's ordinal of the device.
             Variables = 19: 1, Contents, WithObject;
             /// A graph; the key is its handle.
-            Graph = 20: 1, Graphs, WithObject;
+            Graph = 20: 2, Graphs, WithObject;
             /// An instance of a graph; the key is its handle.
             GraphExec = 21: 1, Instances, WithObject;
             /// What was found in an image, so that the next server need not analyze it; the key is the image.

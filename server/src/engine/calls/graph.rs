@@ -14,7 +14,7 @@ use super::reply::{Reply, number};
 use crate::engine::base::bounds;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
-use crate::engine::base::graph_templates::Size;
+use crate::engine::base::graph_templates::{Condition, Size};
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::capture::{all_nodes, take};
 use crate::engine::calls::graph::shown::host_token;
@@ -391,11 +391,11 @@ pub fn graph_memory(_: &mut Session, shared: &Shared, body: GraphMemory) -> Repl
 /// `cuGraphConditionalHandleCreate`. The client gets the driver's handle, because its kernels use it.
 pub fn graph_condition(session: &mut Session, shared: &Shared, body: GraphCondition) -> Reply {
     let (graph, _) = graph_ready(session, shared, body.graph)?;
-    let context = shared
-        .gpu
-        .device(body.device)?
-        .context()
-        .ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    let device = shared.gpu.device(body.device)?;
+    let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+    if !session.objects.graphs.may_have_condition(body.graph) {
+        return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
+    }
     let mut handle = 0;
     shared.gpu.driver.graph.condition_create(
         &mut handle,
@@ -404,7 +404,13 @@ pub fn graph_condition(session: &mut Session, shared: &Shared, body: GraphCondit
         body.default,
         body.flags,
     )?;
-    session.objects.graphs.conditions.insert(handle, body.graph);
+    let condition = Condition {
+        handle,
+        device: device.ordinal.into(),
+        default: body.default,
+        flags: body.flags,
+    };
+    session.objects.graphs.note_condition(body.graph, condition);
     Ok(number(handle))
 }
 
@@ -859,7 +865,8 @@ mod tests {
         ] {
             test.orders(ordered);
             assert_eq!(test.told(Op::GraphCondition, &body, &[]), status);
-            let known = test.session.objects.graphs.conditions.len();
+            let graph = test.session.objects.graphs.graphs.get(good.graph);
+            let known = graph.expect("a graph").conditions.len();
             assert_eq!(known, conditions, "{status}");
         }
         assert!(test.has_ended());

@@ -7,7 +7,7 @@
 
 use crate::engine::base::account::{Account, Charge, Memory};
 use crate::engine::base::bounds;
-use crate::engine::base::graph_templates::{Size, Template};
+use crate::engine::base::graph_templates::{Condition, Size, Template};
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::Gpu;
 use crate::engine::images::instances::Image;
@@ -187,6 +187,9 @@ pub struct Graph {
     pub written: bool,
     /// The leaf nodes with which a capture ended, if there are several.
     pub sinks: Vec<CUgraphNode>,
+    /// Conditional handles of it and of the bodies inside it, in the order of their creation. The driver numbers them
+    /// for each graph, and does not reveal them.
+    pub conditions: Vec<Condition>,
     nodes: HashSet<u64>,
 }
 
@@ -202,8 +205,10 @@ impl Graph {
 pub struct Read {
     /// The content in a form that another server can read.
     pub template: Template,
-    /// Index in the template of each of the driver's nodes.
+    /// Position of each of the driver's nodes among the nodes of the template's layers.
     pub places: HashMap<CUgraphNode, u32>,
+    /// Handles of the bodies of conditional nodes, in the order of the template's layers.
+    pub bodies: Vec<u64>,
 }
 
 /// The known content of a graph instance.
@@ -213,7 +218,8 @@ pub struct Origin {
     pub read: Arc<Read>,
     /// Handle of the source graph; 0 if it was destroyed.
     pub graph: u64,
-    /// Nodes whose parameters in the instance differ from the source graph, with the message that set them.
+    /// Nodes whose parameters in the instance differ from the source graph, by position as in [`Read::places`], with the
+    /// message that set them.
     pub changed: BTreeMap<u32, Vec<u8>>,
     /// Nodes that are disabled in the instance.
     pub disabled: BTreeSet<u32>,
@@ -228,8 +234,58 @@ pub struct Node {
     pub graph: u64,
     /// Number of the graph's nodes and edges that this node accounts for.
     pub parts: u64,
+    /// Parameters of a conditional node, which the driver does not reveal.
+    pub conditional: Option<Conditional>,
     /// Handles of the child graphs inside it.
     graphs: Vec<u64>,
+}
+
+impl Node {
+    /// Returns the handles of the graphs inside it, in the driver's order.
+    pub fn graphs(&self) -> &[u64] {
+        &self.graphs
+    }
+}
+
+/// Parameters of a conditional node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conditional {
+    /// Server's ordinal of the device.
+    pub device: u32,
+    /// The client's message, without addresses.
+    pub does: Vec<u8>,
+}
+
+/// A graph of the previous server, or the body of a conditional node in it.
+#[derive(Debug)]
+pub struct Restored {
+    /// The client's handle.
+    pub handle: u64,
+    /// The driver's graph.
+    pub raw: CUgraph,
+    /// Server's ordinal.
+    pub device: Ordinal,
+    /// Its size.
+    pub size: Size,
+    /// The conditional node that contains it; null for the graph itself.
+    pub inside: CUgraphNode,
+    /// As [`Graph::sinks`].
+    pub sinks: Vec<CUgraphNode>,
+    /// The nodes with handles.
+    pub nodes: Vec<RestoredNode>,
+}
+
+/// A node of a [`Restored`] graph.
+#[derive(Debug)]
+pub struct RestoredNode {
+    /// The client's handle.
+    pub handle: u64,
+    /// The driver's node.
+    pub raw: CUgraphNode,
+    /// As [`Node::parts`].
+    pub parts: u64,
+    /// As [`Node::conditional`].
+    pub conditional: Option<Conditional>,
 }
 
 /// A graph instance (`CUgraphExec`).
@@ -285,8 +341,6 @@ pub struct Graphs {
     pub leaving: Vec<Charge>,
     /// Device of each block, by address.
     devices: BTreeMap<u64, Ordinal>,
-    /// Conditional handles created by the session, and their graphs.
-    pub conditions: HashMap<u64, u64>,
     /// Whether any graph has ever had a host node.
     pub hosts: bool,
     /// Every flag slot ever assigned to an instance: the GPU may be waiting for the client at any of them.
@@ -342,7 +396,6 @@ impl Default for Graphs {
             charges: BTreeMap::new(),
             leaving: Vec::new(),
             devices: BTreeMap::new(),
-            conditions: HashMap::new(),
             hosts: false,
             waits: HashSet::new(),
             total: 0,
@@ -392,8 +445,6 @@ impl Graphs {
             Some("they call the client")
         } else if !self.memory.is_empty() {
             Some("they allocate memory")
-        } else if !self.conditions.is_empty() {
-            Some("they have conditions")
         } else if !self.images.is_empty() || !self.events.is_empty() {
             Some("they refer to what the client has destroyed")
         } else {
@@ -485,45 +536,65 @@ impl Graphs {
         self.bytes_in_all -= self.bytes.remove(&key).unwrap_or_default();
     }
 
-    /// Restores a graph under the handle that it had in the previous server. Each node is a handle, the driver's node
-    /// and its number of parts.
+    /// Restores a graph and the bodies in it, in the order of the template's layers, under the handles that they had in
+    /// the previous server.
     ///
     /// # Errors
-    /// As [`Made::restore`]; `CUDA_ERROR_OUT_OF_MEMORY` if the session has too many nodes and edges.
+    /// As [`Made::restore`]; `CUDA_ERROR_INVALID_VALUE` for a body whose node has no handle; `CUDA_ERROR_OUT_OF_MEMORY`
+    /// if the session has too many nodes and edges.
     pub fn restore_graph(
         &mut self,
-        (handle, raw): (u64, CUgraph),
-        (device, size): (Ordinal, Size),
-        read: Arc<Read>,
-        sinks: Vec<CUgraphNode>,
-        nodes: impl Iterator<Item = (u64, CUgraphNode, u64)>,
+        layers: Vec<Restored>,
+        read: &Arc<Read>,
     ) -> Result<(), CUresult> {
-        self.hold(size.parts)?;
-        let graph = Graph {
-            raw,
-            device,
-            owner: Owner::Client,
-            filling: false,
-            size,
-            read: Some(read),
-            written: true,
-            sinks,
-            nodes: HashSet::new(),
-        };
-        self.graphs.restore(handle, graph)?;
-        self.by_graph.insert(raw, handle);
-        for (node, raw, parts) in nodes {
-            let own = Node {
-                raw,
-                graph: handle,
-                parts,
-                graphs: Vec::new(),
+        for layer in layers {
+            let handle = layer.handle;
+            let is_body = !layer.inside.is_null();
+            let owner = match is_body {
+                // Its parts are counted with the containing graph.
+                true => Owner::Node(self.put_inside(handle, layer.inside)?),
+                false => {
+                    self.hold(layer.size.parts)?;
+                    Owner::Client
+                }
             };
-            self.nodes.restore(node, own)?;
-            self.by_node.insert(raw, node);
-            self.graphs.get_mut(handle)?.nodes.insert(node);
+            let graph = Graph {
+                raw: layer.raw,
+                device: layer.device,
+                owner,
+                filling: false,
+                size: layer.size,
+                read: (!is_body).then(|| Arc::clone(read)),
+                written: !is_body,
+                sinks: layer.sinks,
+                conditions: match is_body {
+                    true => Vec::new(),
+                    false => read.template.conditions.clone(),
+                },
+                nodes: layer.nodes.iter().map(|node| node.handle).collect(),
+            };
+            self.graphs.restore(handle, graph)?;
+            self.by_graph.insert(layer.raw, handle);
+            for node in layer.nodes {
+                let own = Node {
+                    raw: node.raw,
+                    graph: handle,
+                    parts: node.parts,
+                    conditional: node.conditional,
+                    graphs: Vec::new(),
+                };
+                self.nodes.restore(node.handle, own)?;
+                self.by_node.insert(node.raw, node.handle);
+            }
         }
         Ok(())
+    }
+
+    /// Notes a graph inside a node. Returns the node's handle.
+    fn put_inside(&mut self, graph: u64, node: CUgraphNode) -> Result<u64, CUresult> {
+        let node = self.node_of(node).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        self.nodes.get_mut(node)?.graphs.push(graph);
+        Ok(node)
     }
 
     /// Ends restoration: all graphs, nodes and instances of the previous server are back.
@@ -532,6 +603,48 @@ impl Graphs {
         self.nodes.restored();
         self.execs.restored();
         self.saved = Saved::All;
+    }
+
+    /// Returns the handle of a driver node if it has one.
+    pub fn node_of(&self, raw: CUgraphNode) -> Option<u64> {
+        self.by_node.get(&raw).copied()
+    }
+
+    /// Whether a graph is the body of a conditional node.
+    pub fn is_body(&self, graph: u64) -> bool {
+        let Ok(Owner::Node(node)) = self.graphs.get(graph).map(|graph| graph.owner) else {
+            return false;
+        };
+        self.nodes
+            .get(node)
+            .is_ok_and(|node| node.conditional.is_some())
+    }
+
+    /// Records a conditional handle that was created for a graph, with the outermost graph around it.
+    pub fn note_condition(&mut self, graph: u64, condition: Condition) {
+        self.touch(graph);
+        let outermost = self.around(graph).last().copied().unwrap_or(graph);
+        if let Ok(graph) = self.graphs.get_mut(outermost) {
+            graph.conditions.push(condition);
+        }
+    }
+
+    /// Whether another conditional handle may be created for a graph.
+    pub fn may_have_condition(&self, graph: u64) -> bool {
+        let around = self.around(graph);
+        let outermost = around.last().and_then(|of| self.graphs.get(*of).ok());
+        outermost.is_none_or(|graph| (graph.conditions.len() as u64) < bounds::GRAPH_PARTS)
+    }
+
+    /// Whether a conditional handle was created for this graph or a graph around it; without a graph, for any graph.
+    pub fn has_condition(&self, graph: Option<u64>, handle: u64) -> bool {
+        let mut candidates = match graph {
+            Some(graph) => self.around(graph),
+            None => self.graphs.handles(),
+        }
+        .into_iter()
+        .filter_map(|of| self.graphs.get(of).ok());
+        candidates.any(|graph| graph.conditions.iter().any(|one| one.handle == handle))
     }
 
     /// Whether a driver graph has a handle.
@@ -564,6 +677,7 @@ impl Graphs {
             read: None,
             written: false,
             sinks: Vec::new(),
+            conditions: Vec::new(),
             nodes: HashSet::new(),
         })?;
         self.note_stale();
@@ -591,12 +705,16 @@ impl Graphs {
             raw,
             graph,
             parts: 1,
+            conditional: None,
             graphs: Vec::new(),
         })?;
         self.by_node.insert(raw, handle);
-        let graph = self.graphs.get_mut(graph)?;
-        graph.nodes.insert(handle);
-        graph.written = false;
+        self.graphs.get_mut(graph)?.nodes.insert(handle);
+        for of in self.around(graph) {
+            if let Ok(graph) = self.graphs.get_mut(of) {
+                graph.written = false;
+            }
+        }
         self.note_stale();
         Ok(handle)
     }
@@ -774,7 +892,6 @@ impl Graphs {
         }
         self.memory.ended(handle);
         self.discharge();
-        self.conditions.retain(|_, of| *of != handle);
         for node in graph.nodes {
             self.forget_node(node);
         }
@@ -1049,6 +1166,107 @@ mod tests {
         assert!(new.iter().all(|new| after.handles().contains(new)));
         assert_eq!(after.handles().len(), 8);
         assert_eq!(after.insert(0), Err(CUDA_ERROR_OUT_OF_MEMORY));
+    }
+
+    #[test]
+    fn conditional_handles_are_of_a_graph_and_the_bodies_in_it() {
+        let mut graphs = Graphs::default();
+        let device = Ordinal::of_test(0);
+        let mut make = |raw: u64, owner| graphs.graph_handle(CUgraph(raw), device, owner).unwrap();
+        let (outer, other) = (make(1, Owner::Client), make(2, Owner::Client));
+        let node = graphs.node_handle(CUgraphNode(10), outer).unwrap();
+        let body = graphs.graph_handle(CUgraph(3), device, Owner::Node(node));
+        let body = body.unwrap();
+        let condition = |handle| Condition {
+            handle,
+            device: 0,
+            default: 0,
+            flags: 0,
+        };
+        for (graph, handle) in [(outer, 1), (body, 2), (other, 1), (outer, 3)] {
+            graphs.note_condition(graph, condition(handle));
+        }
+        let of = |graph| {
+            let conditions = &graphs.graphs.get(graph).unwrap().conditions;
+            conditions.iter().map(|one| one.handle).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            [of(outer), of(body), of(other)],
+            [vec![1, 2, 3], vec![], vec![1]]
+        );
+        let has = |graph, handle| graphs.has_condition(graph, handle);
+        assert!(has(Some(body), 1) && has(Some(body), 3) && has(Some(outer), 2) && has(None, 3));
+        assert!(!has(Some(other), 2) && !has(None, 4));
+        assert!(!graphs.is_body(body), "its node is of an unknown kind");
+        graphs.forget_graph(outer);
+        assert!(graphs.has_condition(Some(other), 1), "the same number");
+        assert!(!graphs.has_condition(None, 2));
+    }
+
+    #[test]
+    fn bodies_are_restored_inside_their_nodes() {
+        let mut graphs = Graphs::default();
+        let device = Ordinal::of_test(0);
+        let graph = Handle::new(Kind::Graph, 0, 3).0;
+        let body = Handle::new(Kind::Graph, 2, 0).0;
+        let node = Handle::new(Kind::GraphNode, 0, 5).0;
+        let inner = Handle::new(Kind::GraphNode, 1, 1).0;
+        let conditional = Conditional {
+            device: 0,
+            does: vec![1],
+        };
+        let layer = |handle, raw, inside, node| Restored {
+            handle,
+            raw: CUgraph(raw),
+            device,
+            size: Size {
+                parts: raw,
+                height: 1,
+            },
+            inside: CUgraphNode(inside),
+            sinks: Vec::new(),
+            nodes: vec![node],
+        };
+        let known = |handle, raw, conditional| RestoredNode {
+            handle,
+            raw: CUgraphNode(raw),
+            parts: 1,
+            conditional,
+        };
+        let read = Arc::new(Read {
+            template: Template::default(),
+            places: HashMap::new(),
+            bodies: vec![body],
+        });
+        let layers = || {
+            vec![
+                layer(graph, 7, 0, known(node, 70, Some(conditional.clone()))),
+                layer(body, 2, 70, known(inner, 20, None)),
+            ]
+        };
+        graphs.restore_graph(layers(), &read).unwrap();
+        graphs.restored();
+        assert_eq!(
+            graphs.total, 7,
+            "parts of the body are in those of the graph"
+        );
+        assert!(graphs.is_body(body) && !graphs.is_body(graph));
+        assert_eq!(graphs.nodes.get(node).unwrap().graphs(), [body]);
+        assert_eq!(graphs.bonds(), Bonds::default());
+        graphs.touch(body);
+        let written = graphs.graphs.get(graph).unwrap().written;
+        assert!(!written, "a change of the body is one of the graph");
+        assert_eq!(graphs.bonds(), Bonds::CHANGED_GRAPHS);
+        let [_, stray] = layers().try_into().unwrap();
+        let stray = Restored {
+            inside: CUgraphNode(71),
+            ..stray
+        };
+        let refused = graphs.restore_graph(vec![stray], &read);
+        assert_eq!(refused, Err(CUDA_ERROR_INVALID_VALUE));
+        graphs.forget_graph(graph);
+        assert!(graphs.graphs.is_empty() && graphs.nodes.is_empty());
+        assert_eq!(graphs.total, 0);
     }
 
     #[test]

@@ -76,6 +76,15 @@ impl<'a> Body<'_, 'a> {
             );
             return Ok(());
         }
+        if name == "cudaGraphSetConditional" {
+            let [handle, value] = arguments[..] else {
+                return self.fail(format!("call of `{name}` does not fit its declaration"));
+            };
+            self.f.heap_calls.push([handle, value]);
+            let number = self.f.heap_calls.len() as i32 - 1;
+            self.put(Kind::Condition, 0, [0, 0, 0], number);
+            return Ok(());
+        }
         let kind = match name {
             "malloc" => Some((Kind::Malloc, 1)),
             "free" => Some((Kind::Free, 0)),

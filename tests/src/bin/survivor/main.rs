@@ -15,6 +15,7 @@
 //! - `graph`: begins to capture a graph; `graph`;
 //! - `replay`: launches instances of graphs, looks whether they do what they should, and changes them; `replayed N` with the
 //!   number of times;
+//! - `loop`: the same with graphs that have conditional nodes; `looped N`;
 //! - `count`: looks whether variables of an image hold what they held after the last time, then has kernels count in them and
 //!   copies to one; `counted N` with the number of kernels that have counted. `count 1`: by a graph from now on;
 //! - `link`: leaves the address of a variable in another one; `linked`;
@@ -27,10 +28,12 @@
 //! A call that fails ends the program: the status is printed, and the exit status is 1. Wrong content ends it with status 2.
 
 mod graphs;
+mod loops;
 mod remains;
 mod sparse;
 
 use graphs::Graphs;
+use loops::Loops;
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use mpsshim_tests::peer::{PTX, asserting_ptx, new_ptx, variables_ptx};
@@ -486,6 +489,7 @@ fn run() -> Status<bool> {
     let mut timed: Option<Timer> = None;
     let mut counter: Option<Counter> = None;
     let mut graphs: Option<Graphs> = None;
+    let mut loops: Option<Loops> = None;
     say("started");
     for line in io::stdin().lock().lines() {
         let line = line.unwrap_or_default();
@@ -564,6 +568,17 @@ fn run() -> Status<bool> {
                 };
                 graphs = Some(own);
                 say(&format!("replayed {round}"));
+            }
+            "loop" => {
+                let mut own = match loops.take() {
+                    Some(own) => own,
+                    None => Loops::new(state.streams[0])?,
+                };
+                let Some(round) = own.round()? else {
+                    return Ok(false);
+                };
+                loops = Some(own);
+                say(&format!("looped {round}"));
             }
             "count" => {
                 let mut counting = match counter.take() {

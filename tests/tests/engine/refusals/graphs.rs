@@ -388,12 +388,9 @@ fn graphs(t: &mut Table) {
             memory(0, 3)
         });
     t.op(Op::GraphCondition)
-        // softgpu has none.
-        .handle_where(
-            Kind::Graph,
-            (CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_INVALID_VALUE),
-            |_, graph| condition(graph, 0),
-        )
+        .handle(Kind::Graph, CUDA_ERROR_INVALID_VALUE, |_, graph| {
+            condition(graph, 0)
+        })
         .no_device(|s, device| condition(s.make(Kind::Graph), device));
 }
 

@@ -257,7 +257,9 @@ pub fn graph_exec_update(session: &mut Session, shared: &Shared, body: GraphPair
     }
     if status.is_ok() {
         session.objects.graphs.memory.share(body.second, body.first);
-        let now = saved::origin(session, shared, body.second);
+        // Which handles an updated instance has is not known.
+        let now = saved::origin(session, shared, body.second)
+            .filter(|now| !now.read.template.is_conditional());
         session.objects.graphs.update_origin(body.first, now);
     }
     if let Err(status) = status {

@@ -16,7 +16,7 @@ use crate::engine::calls::graph::{graph_ready, node_ready};
 use crate::engine::calls::green::part_of;
 use crate::engine::calls::reply::Reply;
 use crate::engine::calls::{function, reference};
-use crate::engine::objects::graphs::Owner;
+use crate::engine::objects::graphs::{Conditional, Owner};
 use crate::engine::objects::times::session::note_recorded_by_graphs;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -89,7 +89,10 @@ pub fn graph_node(session: &mut Session, shared: &Shared, call: Call<'_, GraphNo
             driver
                 .node_set(node, &mut described.params)
                 .inspect_err(|_| undo_size(session, body.object, grown))?;
-            let graph = session.objects.graphs.nodes.get(body.object)?.graph;
+            let changed = session.objects.graphs.nodes.get_mut(body.object)?;
+            // The parameters of a changed conditional node are unknown, so the graph cannot be saved.
+            changed.conditional = None;
+            let graph = changed.graph;
             session.objects.graphs.touch(graph);
         } else {
             let exec = session.objects.graphs.execs.get(body.exec)?;
@@ -151,17 +154,16 @@ pub fn graph_node(session: &mut Session, shared: &Shared, call: Call<'_, GraphNo
                 .freed_by(described.params.words[0], body.object);
         }
         CU_GRAPH_NODE_TYPE_CONDITIONAL => {
-            let given: CUDA_CONDITIONAL_NODE_PARAMS = out_of_words(&described.params);
-            let count = if given.graphs == 0 {
-                0
-            } else {
-                given.size as usize
-            };
-            for index in 0..count {
-                // SAFETY: the driver's own array of as many graphs as were asked for, valid as long as the node.
-                let graph = unsafe { *(given.graphs as *const CUgraph).add(index) };
-                bodies.push(graph);
-            }
+            bodies = bodies_of(&described);
+            session
+                .objects
+                .graphs
+                .nodes
+                .get_mut(added.node)?
+                .conditional = Some(Conditional {
+                device: device.ordinal.into(),
+                does: conditional_as_sent(&behind.rest)?,
+            });
         }
         CU_GRAPH_NODE_TYPE_GRAPH => {
             let given: CUDA_CHILD_GRAPH_NODE_PARAMS = one(&mut &behind.rest[..])?;
@@ -187,6 +189,50 @@ pub fn graph_node(session: &mut Session, shared: &Shared, call: Call<'_, GraphNo
         payload.extend_from_slice(handle.as_bytes());
     }
     Ok(payload)
+}
+
+/// The bodies of a conditional node that the driver has just added.
+pub fn bodies_of(described: &Described) -> Vec<CUgraph> {
+    let given: CUDA_CONDITIONAL_NODE_PARAMS = out_of_words(&described.params);
+    let count = if given.graphs == 0 { 0 } else { given.size };
+    let body = |index| {
+        // SAFETY: the driver's own array of as many graphs as were asked for, valid as long as the node.
+        unsafe { *(given.graphs as *const CUgraph).add(index as usize) }
+    };
+    (0..count).map(body).collect()
+}
+
+/// The parameters of a conditional node as a client sends them, without addresses.
+fn conditional_as_sent(bytes: &[u8]) -> Result<Vec<u8>, CallError> {
+    let sent: CUDA_CONDITIONAL_NODE_PARAMS = one(&mut &bytes[..])?;
+    let sent = CUDA_CONDITIONAL_NODE_PARAMS {
+        graphs: 0,
+        context: 0,
+        ..sent
+    };
+    Ok(sent.as_bytes().to_vec())
+}
+
+/// Translates the parameters of a conditional node, if `is_known` holds for its handle.
+pub fn describe_conditional(
+    context: CUcontext,
+    mut bytes: &[u8],
+    is_known: impl FnOnce(u64) -> bool,
+) -> Result<Described, CallError> {
+    let mut body: CUDA_CONDITIONAL_NODE_PARAMS = one(&mut bytes)?;
+    // The driver does not check the number of bodies.
+    if body.size > BODIES_MOST || !is_known(body.handle) {
+        return Err(CUDA_ERROR_INVALID_VALUE.into());
+    }
+    body.context = context.0;
+    body.graphs = 0;
+    let mut described = Described::new(CU_GRAPH_NODE_TYPE_CONDITIONAL);
+    described.inside = Size {
+        parts: body.size.into(),
+        height: 1,
+    };
+    into_words(&mut described.params, &body);
+    Ok(described)
 }
 
 /// Counts a new graph inside a node in place of its present one. Returns the node's sizes before and after, to undo
@@ -386,20 +432,9 @@ pub fn describe_node(
             described.host(host_operations(session, 0, body.token)?, context);
         }
         CU_GRAPH_NODE_TYPE_CONDITIONAL => {
-            let mut body: CUDA_CONDITIONAL_NODE_PARAMS = one(&mut bytes)?;
-            // The driver does not check the number of bodies.
-            if body.size > BODIES_MOST
-                || !session.objects.graphs.conditions.contains_key(&body.handle)
-            {
-                return Err(CUDA_ERROR_INVALID_VALUE.into());
-            }
-            body.context = context.0;
-            body.graphs = 0;
-            described.inside = Size {
-                parts: body.size.into(),
-                height: 1,
-            };
-            into_words(params, &body);
+            let graphs = &session.objects.graphs;
+            let is_known = |handle| graphs.has_condition(into, handle);
+            described = describe_conditional(context, bytes, is_known)?;
         }
         _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
     }
@@ -478,7 +513,7 @@ mod tests {
     };
     use mpsshim_proto::handle::Kind;
     use mpsshim_proto::message::Op;
-    use mpsshim_proto::message::graph::{CaptureBegin, GraphInstantiate};
+    use mpsshim_proto::message::graph::{CaptureBegin, GraphCondition, GraphInstantiate};
 
     const UNIT: u64 = 2 << 20;
     const ADD: &str = "cuGraphAddNode_v2";
@@ -515,6 +550,72 @@ mod tests {
             ..CUDA_MEMSET_NODE_PARAMS::default()
         };
         body.as_bytes().to_vec()
+    }
+
+    /// `cuGraphAddNode` of a conditional node: has bodies 0x901, 0x902, …
+    extern "C" fn with_bodies(
+        to: *mut u64,
+        _: u64,
+        _: u64,
+        _: u64,
+        _: u64,
+        params: &mut CUgraphNodeParams,
+    ) -> CUresult {
+        static BODIES: [u64; 3] = [0x901, 0x902, 0x903];
+        params.words[2] = BODIES.as_ptr() as u64;
+        crate::engine::testing::gives_handle(to)
+    }
+
+    #[test]
+    fn parameters_of_a_conditional_node_are_known_until_they_are_changed() {
+        let create = "cuGraphConditionalHandleCreate";
+        let mut test = Fixture::new(&[
+            (ADD, with_bodies as Function),
+            (create, obeys_with_handle as Function),
+            ("cuGraphNodeSetParams", obeys as Function),
+        ]);
+        test.orders(CUDA_SUCCESS);
+        let [graph, other] = [test.graph(), test.graph()];
+        let condition = GraphCondition {
+            graph,
+            ..GraphCondition::default()
+        };
+        let handle: u64 = test.reply(Op::GraphCondition, &condition, &[]).expect("it");
+        let switch = CUDA_CONDITIONAL_NODE_PARAMS {
+            handle,
+            kind: CU_GRAPH_COND_TYPE_SWITCH,
+            size: 3,
+            graphs: 7,
+            context: 8,
+        };
+        let kind = CU_GRAPH_NODE_TYPE_CONDITIONAL;
+        // A handle of another graph may have the same number.
+        let status = test.status(Op::GraphNode, &add(other, kind), switch.as_bytes());
+        assert_eq!(status, VALUE);
+        let added = test.reply(Op::GraphNode, &add(graph, kind), switch.as_bytes());
+        let added: GraphNodeAdded = added.expect("a node");
+        let node = |test: &Fixture| {
+            let node = test.session.objects.graphs.nodes.get(added.node);
+            let node = node.expect("a node");
+            (node.conditional.clone(), node.graphs().to_vec())
+        };
+        let (known, bodies) = node(&test);
+        let sent = CUDA_CONDITIONAL_NODE_PARAMS {
+            graphs: 0,
+            context: 0,
+            ..switch
+        };
+        assert_eq!(known.expect("parameters").does, sent.as_bytes());
+        assert_eq!((bodies.len(), added.graphs), (3, 3));
+        assert!(test.session.objects.graphs.is_body(bodies[2]));
+        assert_eq!(test.session.objects.graphs.may_not_be_saved(), None);
+        for (status, is_known) in [(CUDA_ERROR_NOT_SUPPORTED, true), (CUDA_SUCCESS, false)] {
+            test.orders(status);
+            let body = change(added.node, 0, kind);
+            let told = test.status(Op::GraphNode, &body, switch.as_bytes());
+            assert_eq!(told, status);
+            assert_eq!(node(&test).0.is_some(), is_known, "{status}");
+        }
     }
 
     fn copy((to_kind, to): (u32, u64), (from_kind, from): (u32, u64)) -> Vec<u8> {

@@ -9,16 +9,21 @@ use crate::engine::base::bounds;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::description::Record;
 use crate::engine::base::graph_templates::{
-    Attributes, Node, SavedExec, SavedGraph, Source, Template,
+    Attributes, Condition, Node, SavedBody, SavedExec, SavedGraph, Size, Source, Template,
 };
 use crate::engine::base::kinds::Kind;
+use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::capture::all_nodes;
 use crate::engine::calls::graph::described::Described;
 use crate::engine::calls::graph::exec::flags_in_level;
-use crate::engine::calls::graph::node::{describe_node, note_described, part_current};
+use crate::engine::calls::graph::node::{
+    bodies_of, describe_conditional, describe_node, note_described, part_current,
+};
 use crate::engine::calls::graph::shown::node_as_seen;
 use crate::engine::lasting::{Lasting, Lost, Making};
-use crate::engine::objects::graphs::{Exec, Origin, Owner, Read};
+use crate::engine::objects::graphs::{
+    Conditional, Exec, Origin, Owner, Read, Restored, RestoredNode,
+};
 use crate::engine::objects::pace::Length;
 use crate::engine::objects::snapshot::{has_address, keeps_its_address};
 use crate::engine::session::Session;
@@ -157,16 +162,32 @@ fn read_graph(
     if let Some(read) = &graph.read {
         return Ok(Arc::clone(read));
     }
+    if session.objects.graphs.is_body(handle) {
+        return Err("it is the body of a conditional node");
+    }
     let (raw, device) = (graph.raw, graph.device);
     let current = shared.gpu.devices[device].make_current(&shared.gpu.driver);
     current.map_err(refused(shared))?;
-    let sinks = graph.sinks.clone();
+    let (sinks, conditions) = (graph.sinks.clone(), graph.conditions.clone());
+    if !conditions.is_sorted_by(|one, next| one.handle < next.handle) {
+        return Err("its conditional handles are not in the order of their creation");
+    }
+    let known: Vec<u64> = conditions.iter().map(|one| one.handle).collect();
     let reader = reader.get_or_insert_with(|| reader_of(session));
-    let (mut template, nodes) = read_contents(session, shared, raw, device.into(), reader, 0)?;
-    let places: HashMap<CUgraphNode, u32> = nodes.into_iter().zip(0..).collect();
-    let sinks = sinks.iter().filter_map(|node| places.get(node).copied());
-    template.sinks = sinks.collect();
-    let read = Arc::new(Read { template, places });
+    let (mut template, contents) =
+        read_contents(session, shared, raw, device.into(), (reader, &known), 0)?;
+    template.sinks = places_of(&contents.nodes, &sinks);
+    template.conditions = conditions;
+    let layers = contents.layers();
+    let nodes = layers.iter().flat_map(|layer| layer.nodes.iter().copied());
+    let places: HashMap<CUgraphNode, u32> = nodes.zip(0..).collect();
+    // The first layer is the graph itself.
+    let bodies = layers.iter().skip(1).map(|layer| layer.handle).collect();
+    let read = Arc::new(Read {
+        template,
+        places,
+        bodies,
+    });
     let graph = session
         .objects
         .graphs
@@ -177,25 +198,59 @@ fn read_graph(
     Ok(read)
 }
 
-/// Reads the contents of a driver's graph. Also returns its nodes.
+/// The driver's objects of a graph and of the bodies of its conditional nodes.
+#[derive(Default)]
+struct Contents {
+    /// Client's handle of a body.
+    handle: u64,
+    raw: CUgraph,
+    nodes: Vec<CUgraphNode>,
+    /// In the order of the nodes.
+    bodies: Vec<Contents>,
+}
+
+impl Contents {
+    /// In the order of [`Template::layers`].
+    fn layers(&self) -> Vec<&Contents> {
+        let mut layers = vec![self];
+        let mut at = 0;
+        while let Some(layer) = layers.get(at).copied() {
+            layers.extend(&layer.bodies);
+            at += 1;
+        }
+        layers
+    }
+}
+
+/// Positions of these nodes in a graph.
+fn places_of(nodes: &[CUgraphNode], of: &[CUgraphNode]) -> Vec<u32> {
+    let places: HashMap<CUgraphNode, u32> = nodes.iter().copied().zip(0..).collect();
+    of.iter()
+        .filter_map(|node| places.get(node).copied())
+        .collect()
+}
+
+/// Reads the contents of a driver's graph with these conditional handles, in ascending order. Also returns its nodes.
 fn read_contents(
     session: &mut Session,
     shared: &Shared,
     graph: CUgraph,
     device: u32,
-    reader: &Reader,
+    (reader, conditions): (&Reader, &[u64]),
     depth: usize,
-) -> Result<(Template, Vec<CUgraphNode>), Unsaved> {
+) -> Result<(Template, Contents), Unsaved> {
     if depth > bounds::GRAPH_DEPTH {
         return Err("it is too deep");
     }
     let nodes = all_nodes(shared, graph).map_err(refused(shared))?;
     let places: HashMap<CUgraphNode, u32> = nodes.iter().copied().zip(0..).collect();
-    let mut template = Template::default();
+    let (mut template, mut contents) = (Template::default(), Contents::default());
     // A larger graph could not be saved.
     let mut room = bounds::SAVED_GRAPHS;
     for node in &nodes {
-        let mut read = read_node(session, shared, *node, device, reader, depth)?;
+        let from = (reader, conditions);
+        let (mut read, bodies) = read_node(session, shared, *node, device, from, depth)?;
+        contents.bodies.extend(bodies);
         let dependencies = dependencies_of(shared, *node).map_err(refused(shared))?;
         for (on, data) in dependencies {
             let on = places.get(&on).ok_or("an edge leads out of it")?;
@@ -205,7 +260,8 @@ fn read_contents(
         room = room.checked_sub(bytes).ok_or("it is too large")?;
         template.nodes.push(read);
     }
-    Ok((template, nodes))
+    (contents.raw, contents.nodes) = (graph, nodes);
+    Ok((template, contents))
 }
 
 fn read_node(
@@ -213,9 +269,9 @@ fn read_node(
     shared: &Shared,
     node: CUgraphNode,
     device: u32,
-    reader: &Reader,
+    (reader, conditions): (&Reader, &[u64]),
     depth: usize,
-) -> Result<Node, Unsaved> {
+) -> Result<(Node, Vec<Contents>), Unsaved> {
     let driver = &shared.gpu.driver.graph;
     let mut kind = 0;
     driver.node_kind(node, &mut kind).map_err(refused(shared))?;
@@ -226,8 +282,20 @@ fn read_node(
         attributes: Attributes::default(),
         dependencies: Vec::new(),
         inside: None,
+        bodies: Vec::new(),
     };
+    let mut inside = Vec::new();
     match kind {
+        CU_GRAPH_NODE_TYPE_CONDITIONAL => {
+            inside = read_bodies(
+                session,
+                shared,
+                node,
+                &mut read,
+                (reader, conditions),
+                depth,
+            )?;
+        }
         CU_GRAPH_NODE_TYPE_GRAPH => {
             let mut inner = CUgraph::NULL;
             driver
@@ -236,7 +304,9 @@ fn read_node(
             if session.objects.graphs.has_graph(inner) {
                 return Err("the client knows a graph in a node of it");
             }
-            let (inside, _) = read_contents(session, shared, inner, device, reader, depth + 1)?;
+            // The driver copies no graph with conditional nodes.
+            let from = (reader, &[][..]);
+            let (inside, _) = read_contents(session, shared, inner, device, from, depth + 1)?;
             read.inside = Some(Box::new(inside));
         }
         CU_GRAPH_NODE_TYPE_KERNEL
@@ -256,7 +326,42 @@ fn read_node(
         }
         _ => return Err("it has a node that cannot be made again"),
     }
-    Ok(read)
+    Ok((read, inside))
+}
+
+/// Reads the bodies of a conditional node. Its parameters are known from the message that added it.
+fn read_bodies(
+    session: &mut Session,
+    shared: &Shared,
+    node: CUgraphNode,
+    read: &mut Node,
+    (reader, conditions): (&Reader, &[u64]),
+    depth: usize,
+) -> Result<Vec<Contents>, Unsaved> {
+    const UNKNOWN: Unsaved = "the parameters of a conditional node are not known";
+    let graphs = &session.objects.graphs;
+    let handle = graphs.node_of(node).ok_or(UNKNOWN)?;
+    let known = graphs.nodes.get(handle).map_err(|_| UNKNOWN)?;
+    let conditional = known.conditional.clone().ok_or(UNKNOWN)?;
+    let handles = known.graphs().to_vec();
+    let params = CUDA_CONDITIONAL_NODE_PARAMS::read_from_bytes(&conditional.does[..]);
+    let params = params.map_err(|_| UNKNOWN)?;
+    if params.size as usize != handles.len() || conditions.binary_search(&params.handle).is_err() {
+        return Err(UNKNOWN);
+    }
+    (read.device, read.does) = (conditional.device, conditional.does);
+    let mut inside = Vec::new();
+    for handle in handles {
+        let graph = session.objects.graphs.graphs.get(handle);
+        let graph = graph.map_err(|_| "a body of a conditional node is gone")?;
+        let (raw, device, sinks) = (graph.raw, graph.device.into(), graph.sinks.clone());
+        let from = (reader, conditions);
+        let (mut body, contents) = read_contents(session, shared, raw, device, from, depth + 1)?;
+        body.sinks = places_of(&contents.nodes, &sinks);
+        read.bodies.push(body);
+        inside.push(Contents { handle, ..contents });
+    }
+    Ok(inside)
 }
 
 /// Checks that another server would accept a node and give it the same effect.
@@ -369,6 +474,7 @@ pub fn note_exec_node(
                 attributes: Attributes::default(),
                 dependencies: Vec::new(),
                 inside: None,
+                bodies: Vec::new(),
             };
             let variables = match may_have_address(&node.does) {
                 true => session.ranges(),
@@ -415,6 +521,10 @@ fn write_graphs(session: &mut Session, shared: &Shared) -> Result<usize, Unsaved
         let Ok(graph) = session.objects.graphs.graphs.get(handle) else {
             continue;
         };
+        if session.objects.graphs.is_body(handle) {
+            // It is written with the graph that it is in.
+            continue;
+        }
         if graph.owner != Owner::Client {
             return Err("the client knows a graph in a node of another");
         }
@@ -425,17 +535,30 @@ fn write_graphs(session: &mut Session, shared: &Shared) -> Result<usize, Unsaved
         let Ok(graph) = session.objects.graphs.graphs.get(handle) else {
             continue;
         };
-        let known = graph.nodes().filter_map(|node| {
-            let own = session.objects.graphs.nodes.get(node).ok()?;
-            Some((*read.places.get(&own.raw)?, node, own.parts))
-        });
-        let saved = SavedGraph {
+        let mut saved = SavedGraph {
             device: graph.device.into(),
             parts: graph.size.parts,
             height: graph.size.height,
             template: read.template.clone(),
-            handles: known.collect(),
+            handles: Vec::new(),
+            bodies: Vec::new(),
         };
+        let graphs = &session.objects.graphs;
+        for layer in std::iter::once(&handle).chain(&read.bodies) {
+            let graph = graphs.graphs.get(*layer);
+            let graph = graph.map_err(|_| "a body of a conditional node is gone")?;
+            saved.handles.extend(graph.nodes().filter_map(|node| {
+                let own = graphs.nodes.get(node).ok()?;
+                Some((*read.places.get(&own.raw)?, node, own.parts))
+            }));
+            if *layer != handle {
+                saved.bodies.push(SavedBody {
+                    handle: *layer,
+                    parts: graph.size.parts,
+                    height: graph.size.height,
+                });
+            }
+        }
         written += append_saved::<Graph>(session, handle, &saved)?;
         if let Ok(graph) = session.objects.graphs.graphs.get_mut(handle) {
             graph.written = true;
@@ -507,24 +630,87 @@ fn restore_graph(
     saved: SavedGraph,
 ) -> Result<(), CallError> {
     let device = shared.gpu.device(saved.device)?.ordinal;
-    let (raw, nodes) = build(session, shared, &saved.template, saved.device)?;
-    let size = saved.size();
-    let places = nodes.iter().copied().zip(0..).collect();
+    let contents = build(session, shared, &saved.template, saved.device)?;
+    let restored = layers_of(shared, record.key, &saved, device, &contents).inspect_err(|_| {
+        let _ = shared.gpu.driver.graph.destroy(contents.raw);
+    });
+    let layers = contents.layers();
+    let nodes = layers.iter().flat_map(|layer| layer.nodes.iter().copied());
     let read = Arc::new(Read {
+        places: nodes.zip(0..).collect(),
+        bodies: saved.bodies.iter().map(|body| body.handle).collect(),
         template: saved.template,
-        places,
     });
-    let known = saved.handles.iter().filter_map(|(place, handle, parts)| {
-        let raw = nodes.get(*place as usize)?;
-        Some((*handle, *raw, *parts))
-    });
-    let sinks = read.template.sinks.iter();
-    let sinks = sinks.filter_map(|sink| nodes.get(*sink as usize).copied());
-    let sinks = sinks.collect();
     let graphs = &mut session.objects.graphs;
-    let restored = graphs.restore_graph((record.key, raw), (device, size), read, sinks, known);
+    let restored = restored.and_then(|layers| graphs.restore_graph(layers, &read));
     graphs.note_bytes(record.key, record.bytes.len());
     Ok(restored?)
+}
+
+/// The graph that was built from a record, and the bodies in it, with their handles.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` for an incomplete record.
+fn layers_of(
+    shared: &Shared,
+    handle: u64,
+    saved: &SavedGraph,
+    device: Ordinal,
+    contents: &Contents,
+) -> Result<Vec<Restored>, CUresult> {
+    let built = contents.layers();
+    let all: Vec<CUgraphNode> = built
+        .iter()
+        .flat_map(|layer| layer.nodes.iter().copied())
+        .collect();
+    let template: Vec<&Node> = saved.template.all_nodes();
+    let handles = saved.handles.iter();
+    let handles: BTreeMap<u32, (u64, u64)> = handles
+        .map(|(place, handle, parts)| (*place, (*handle, *parts)))
+        .collect();
+    let itself = (handle, saved.size());
+    let bodies = saved.bodies.iter().map(|body| (body.handle, body.size()));
+    let known: Vec<(u64, Size)> = std::iter::once(itself).chain(bodies).collect();
+    let layers = saved.template.layers();
+    if known.len() != layers.len() || built.len() != layers.len() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut restored = Vec::new();
+    for ((layer, built), (handle, size)) in layers.iter().zip(built).zip(known) {
+        let is_body = !restored.is_empty();
+        let node = template.get(layer.node as usize).filter(|_| is_body);
+        let places = layer.first..;
+        let of_layer = places.zip(&built.nodes).zip(&layer.template.nodes);
+        let nodes = of_layer.filter_map(|((place, raw), node)| {
+            let (handle, parts) = handles.get(&place)?;
+            let is_conditional = node.kind == CU_GRAPH_NODE_TYPE_CONDITIONAL;
+            Some(RestoredNode {
+                handle: *handle,
+                raw: *raw,
+                parts: *parts,
+                conditional: is_conditional.then(|| Conditional {
+                    device: node.device,
+                    does: node.does.clone(),
+                }),
+            })
+        });
+        let sinks = layer.template.sinks.iter();
+        let sinks = sinks.filter_map(|sink| built.nodes.get(*sink as usize).copied());
+        let inside = all.get(layer.node as usize).filter(|_| is_body);
+        restored.push(Restored {
+            handle,
+            raw: built.raw,
+            device: match node {
+                Some(node) => shared.gpu.device(node.device)?.ordinal,
+                None => device,
+            },
+            size,
+            inside: inside.copied().unwrap_or(CUgraphNode::NULL),
+            sinks: sinks.collect(),
+            nodes: nodes.collect(),
+        });
+    }
+    Ok(restored)
 }
 
 /// Restores an instance of a graph from its record.
@@ -547,9 +733,15 @@ fn restore_exec(
             (handle, graph.raw, read)
         }
         Source::Template(template) => {
-            let (raw, nodes) = build(session, shared, &template, saved.device)?;
-            let places = nodes.into_iter().zip(0..).collect();
-            (0, raw, Arc::new(Read { template, places }))
+            let contents = build(session, shared, &template, saved.device)?;
+            let layers = contents.layers();
+            let nodes = layers.iter().flat_map(|layer| layer.nodes.iter().copied());
+            let read = Read {
+                places: nodes.zip(0..).collect(),
+                bodies: Vec::new(),
+                template,
+            };
+            (0, contents.raw, Arc::new(read))
         }
     };
     shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
@@ -600,10 +792,11 @@ fn change_exec(
 ) -> Result<(), CallError> {
     let places = origin.read.places.iter();
     let nodes: HashMap<u32, CUgraphNode> = places.map(|(raw, place)| (*place, *raw)).collect();
+    let template = origin.read.template.all_nodes();
     let node_at = |place: &u32| nodes.get(place).copied().ok_or(CUDA_ERROR_INVALID_VALUE);
     for (place, does) in &origin.changed {
         let raw = node_at(place)?;
-        let before = origin.read.template.nodes.get(*place as usize);
+        let before = template.get(*place as usize).copied();
         let node = Node {
             does: does.clone(),
             ..before.cloned().ok_or(CUDA_ERROR_INVALID_VALUE)?
@@ -621,13 +814,13 @@ fn change_exec(
     Ok(())
 }
 
-/// Builds a driver's graph from a template. Also returns its nodes.
+/// Builds a driver's graph from a template.
 fn build(
     session: &mut Session,
     shared: &Shared,
     template: &Template,
     device: u32,
-) -> Result<(CUgraph, Vec<CUgraphNode>), CallError> {
+) -> Result<Contents, CallError> {
     let driver = &shared.gpu.driver.graph;
     shared
         .gpu
@@ -635,13 +828,33 @@ fn build(
         .make_current(&shared.gpu.driver)?;
     let mut graph = CUgraph::NULL;
     driver.create(&mut graph, 0)?;
-    match fill(session, shared, graph, template) {
-        Ok(nodes) => Ok((graph, nodes)),
-        Err(error) => {
+    let conditions = &template.conditions;
+    create_conditions(shared, graph, conditions)
+        .and_then(|()| fill(session, shared, graph, template, conditions))
+        .inspect_err(|_| {
             let _ = driver.destroy(graph);
-            Err(error)
+        })
+}
+
+/// Creates conditional handles of a graph. Kernels hold their numbers, so they have to be the same.
+fn create_conditions(
+    shared: &Shared,
+    graph: CUgraph,
+    conditions: &[Condition],
+) -> Result<(), CallError> {
+    for condition in conditions {
+        let device = shared.gpu.device(condition.device)?;
+        let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+        let (mut handle, default, flags) = (0, condition.default, condition.flags);
+        let driver = &shared.gpu.driver.graph;
+        driver.condition_create(&mut handle, graph, context, default, flags)?;
+        if handle != condition.handle {
+            let was = condition.handle;
+            tracing::warn!(was, handle, "a conditional handle has another number");
+            return Err(CUDA_ERROR_INVALID_VALUE.into());
         }
     }
+    Ok(())
 }
 
 fn fill(
@@ -649,8 +862,11 @@ fn fill(
     shared: &Shared,
     graph: CUgraph,
     template: &Template,
-) -> Result<Vec<CUgraphNode>, CallError> {
+    conditions: &[Condition],
+) -> Result<Contents, CallError> {
     let driver = &shared.gpu.driver.graph;
+    let mut bodies: Vec<Vec<Contents>> = Vec::new();
+    bodies.resize_with(template.nodes.len(), Vec::new);
     let mut nodes = vec![CUgraphNode::NULL; template.nodes.len()];
     let order = template.order();
     if order.len() != nodes.len() {
@@ -667,9 +883,15 @@ fn fill(
         }
         let mut inner = CUgraph::NULL;
         let mut described = match &node.inside {
+            None if node.kind == CU_GRAPH_NODE_TYPE_CONDITIONAL => {
+                let device = shared.gpu.device(node.device)?;
+                let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+                let is_known = |handle| conditions.iter().any(|one| one.handle == handle);
+                describe_conditional(context, &node.does, is_known)?
+            }
             None => realise_node(session, shared, node)?,
             Some(inside) => {
-                (inner, _) = build(session, shared, inside, node.device)?;
+                inner = build(session, shared, inside, node.device)?.raw;
                 Described::child(inner)
             }
         };
@@ -690,8 +912,22 @@ fn fill(
         }
         note_described(session, &described, 0);
         nodes[at] = raw;
+        if node.kind == CU_GRAPH_NODE_TYPE_CONDITIONAL {
+            let made = bodies_of(&described);
+            if made.len() != node.bodies.len() {
+                return Err(CUDA_ERROR_INVALID_VALUE.into());
+            }
+            for (graph, body) in made.into_iter().zip(&node.bodies) {
+                bodies[at].push(fill(session, shared, graph, body, conditions)?);
+            }
+        }
     }
-    Ok(nodes)
+    Ok(Contents {
+        handle: 0,
+        raw: graph,
+        nodes,
+        bodies: bodies.into_iter().flatten().collect(),
+    })
 }
 
 /// State of a graph.
@@ -727,5 +963,58 @@ impl Lasting for GraphExec {
     ) -> Result<(), Lost> {
         let restored = restore_exec(session, making.shared, record, saved);
         restored.map_err(|error| format!("an instance of a graph at {:#x}: {error}", record.key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{Fixture, Function, counts, gives_handle};
+
+    /// `cuGraphConditionalHandleCreate`: the handle is the number of the graph.
+    extern "C" fn numbered(to: *mut u64, graph: u64) -> CUresult {
+        // SAFETY: the caller's variable.
+        unsafe { to.write(graph) };
+        CUDA_SUCCESS
+    }
+
+    fn condition(handle: u64) -> Condition {
+        Condition {
+            handle,
+            device: 0,
+            default: 1,
+            flags: CU_GRAPH_COND_ASSIGN_DEFAULT,
+        }
+    }
+
+    #[test]
+    fn a_conditional_handle_with_another_number_is_refused() {
+        let mut test = Fixture::new(&[
+            ("cuGraphCreate", gives_handle as Function),
+            ("cuGraphDestroy", counts as Function),
+            ("cuGraphConditionalHandleCreate", numbered as Function),
+        ]);
+        let shared = test.shared.clone();
+        let create = |handle| create_conditions(&shared, CUgraph(7), &[condition(handle)]);
+        assert!(create(7).is_ok());
+        let refused = Some(CUDA_ERROR_INVALID_VALUE);
+        let status = |error: CallError| match error {
+            CallError::Status(status) => Some(status),
+            _ => None,
+        };
+        assert_eq!(create(8).err().and_then(status), refused);
+        let elsewhere = Condition {
+            device: 5,
+            ..condition(7)
+        };
+        assert!(create_conditions(&shared, CUgraph(7), &[elsewhere]).is_err());
+        // The graph that was begun is destroyed.
+        let template = Template {
+            conditions: vec![condition(1)],
+            ..Template::default()
+        };
+        let built = build(&mut test.session, &shared, &template, 0);
+        assert_eq!(built.err().and_then(status), refused);
+        assert_eq!(test.calls(), 1);
     }
 }
