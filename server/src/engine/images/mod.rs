@@ -150,6 +150,10 @@ impl ImageStore {
 
     /// Whether the kernels of an image keep no state between launches on any device that it may be loaded on.
     pub fn keeps_nothing(&self, family: &Family, content: &Content) -> bool {
+        let known = self.outlasting.known(content.hash());
+        if known.is_some_and(|leaves| !leaves.variables) {
+            return true;
+        }
         family.keeps_nothing(&self.gpu.devices, &content[..content.len() - 1])
     }
 
