@@ -18,19 +18,19 @@ macro_rules! for_each_kind {
             /// A message that changes an object. Only a later one with identical content replaces it.
             Sets = 3: 1, Objects, WithObject;
             /// Device memory; the key is its address.
-            Memory = 5: 4, Objects, Alone;
+            Memory = 5: 4, Memory, Alone;
             /// Pinned memory; the key is its address.
-            Host = 7: 2, Objects, Alone;
+            Host = 7: 2, Memory, Alone;
             /// A reservation of addresses; the key is the first.
-            Reservation = 9: 1, Objects, Alone;
+            Reservation = 9: 1, Memory, Alone;
             /// Physical memory; the key is the handle under which it was created.
-            Physical = 11: 1, Objects, Alone;
+            Physical = 11: 1, Memory, Alone;
             /// The handle of physical memory was released.
-            Released = 13: 1, Objects, With(Physical);
+            Released = 13: 1, Memory, With(Physical);
             /// A mapping; the key is its address.
-            Mapping = 14: 1, Objects, Alone;
+            Mapping = 14: 1, Memory, Alone;
             /// Access to mappings; the key is the first address.
-            Access = 16: 1, Objects, With(Mapping);
+            Access = 16: 1, Memory, With(Mapping);
             /// A message that told the client the address of a variable; the key is the address.
             Variable = 17: 1, Objects, Alone;
             /// Contents of an image's variables. The key is the image, the part is the server's ordinal of the device.
@@ -56,6 +56,9 @@ pub(in crate::engine) use for_each_kind;
 pub enum Stage {
     /// Before all objects.
     First,
+    /// Memory, which needs no other object. That of all sessions comes before all other objects of any session: what those
+    /// allocate must not take its addresses.
+    Memory,
     /// Objects that refer to none of the later stages.
     Objects,
     /// Contents of objects; images may be loaded again for their variables.

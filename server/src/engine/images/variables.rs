@@ -324,20 +324,22 @@ impl AsLoaded {
         if !is_affordable(self.places().map(|(_, len)| len).sum()) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let room = |(_, len): (u64, u64)| vec![0; len as usize].into_boxed_slice();
-        let mut now: Vec<Box<[u8]>> = self.places().map(room).collect();
-        if now.is_empty() {
-            return Ok(now);
+        if self.held.is_empty() {
+            return Ok(Vec::new());
         }
-        let (driver, device) = (&gpu.driver, &gpu.devices[device]);
-        on_stream(gpu, device, |stream| {
-            for ((start, len), bytes) in self.places().zip(&mut now) {
-                let to = bytes.as_mut_ptr() as u64;
-                driver.memcpy_dtoh_async(to, start, len as usize, stream)?;
-            }
-            Ok(())
+        let device = &gpu.devices[device];
+        let mut runs = runs(self.places(), GAP);
+        let all = read_ranges(gpu, device, &runs).or_else(|_| {
+            // The driver may have put neighbours into different allocations.
+            runs = self::runs(self.places(), 0);
+            read_ranges(gpu, device, &runs)
         })?;
-        Ok(now)
+        let of_place = |(start, len): (u64, u64)| {
+            let run = runs.partition_point(|(first, _)| *first <= start) - 1;
+            let at = (start - runs[run].0) as usize;
+            all[run][at..at + len as usize].into()
+        };
+        Ok(self.places().map(of_place).collect())
     }
 
     /// Names, including their NUL, and current contents of the variables whose contents differ from the initial ones.
@@ -409,6 +411,45 @@ impl AsLoaded {
     }
 }
 
+/// Largest gap between two variables that are read together, bytes: what the alignment of the next one may leave.
+const GAP: u64 = 256;
+
+/// The ranges, first address and bytes, that contain these variables, in ascending order. Neighbours are in one range: a
+/// copy takes much longer than the bytes of a variable.
+fn runs(places: impl Iterator<Item = (u64, u64)>, gap: u64) -> Vec<(u64, u64)> {
+    let mut places: Vec<(u64, u64)> = places.collect();
+    places.sort_unstable();
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for (start, len) in places {
+        match runs.last_mut() {
+            Some((first, all)) if start - *first < *all + gap => {
+                *all = (*all).max(start - *first + len);
+            }
+            _ => runs.push((start, len)),
+        }
+    }
+    runs
+}
+
+/// Reads these ranges, first address and bytes, of a device's memory.
+fn read_ranges(
+    gpu: &Gpu,
+    device: &Device,
+    ranges: &[(u64, u64)],
+) -> Result<Vec<Vec<u8>>, CUresult> {
+    let room = |(_, len): &(u64, u64)| vec![0; *len as usize];
+    let mut all: Vec<Vec<u8>> = ranges.iter().map(room).collect();
+    on_stream(gpu, device, |stream| {
+        for ((start, len), bytes) in ranges.iter().zip(&mut all) {
+            let to = bytes.as_mut_ptr() as u64;
+            gpu.driver
+                .memcpy_dtoh_async(to, *start, *len as usize, stream)?;
+        }
+        Ok(())
+    })?;
+    Ok(all)
+}
+
 /// Clears `[start, start + len)` in device memory, which no work uses, and then stores bytes there, by their offsets.
 ///
 /// # Errors
@@ -460,6 +501,17 @@ mod tests {
         };
         let found = variables(image.as_bytes(), 90)?;
         Some(found.into_iter().map(shown).collect())
+    }
+
+    #[test]
+    fn neighbours_are_read_together() {
+        let places = [(4096, 16), (0, 4), (4, 4), (256, 8), (5000, 8)];
+        let together = [(0, 264), (4096, 16), (5000, 8)];
+        assert_eq!(runs(places.into_iter(), GAP), together);
+        let apart = [(0, 4), (4, 4), (256, 8), (4096, 16), (5000, 8)];
+        assert_eq!(runs(places.into_iter(), 0), apart);
+        assert_eq!(runs([(8, 8), (8, 16)].into_iter(), 0), [(8, 16)]);
+        assert_eq!(runs(std::iter::empty(), GAP), []);
     }
 
     #[test]

@@ -8,9 +8,9 @@
 use crate::engine::base::account::Account;
 use crate::engine::base::bounds::STACK;
 use crate::engine::base::description::{Description, Record};
-use crate::engine::base::kinds::Kind;
-use crate::engine::base::kinds::for_each_kind;
+use crate::engine::base::kinds::{Kind, Stage, for_each_kind};
 use crate::engine::base::memory_file::MemoryFile;
+use crate::engine::base::moment::Moment;
 use crate::engine::base::side::{self, Side};
 use crate::engine::gpu::client_segment::Segment;
 use crate::engine::images::contents::Content;
@@ -23,18 +23,22 @@ use crate::engine::threads::slow;
 use crate::keeper::{self, Keeper, Name};
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
+use mpsshim_control::panics;
 use mpsshim_control::seqpacket;
 use mpsshim_model::client::EngineEvent;
 use mpsshim_proto::message::Op;
 use mpsshim_proto::ring::Consumer;
 use mpsshim_proto::segment::{self, RingMemory, reached};
 use mpsshim_proto::shm::{Doorbell, Mapping};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Most threads that restore sessions.
+const MOST_THREADS: usize = 4;
 /// Most servers that may end with the same message next in a session's ring: the message may be the cause.
 const MOST_ATTEMPTS: u32 = 3;
 
@@ -52,6 +56,14 @@ impl Spent {
             kind => Some(format!("{kind:?}")),
         };
         *self.0.entry(what.unwrap_or_default()).or_default() += began.elapsed();
+    }
+}
+
+impl Spent {
+    fn merge(&mut self, other: Spent) {
+        for (what, time) in other.0 {
+            *self.0.entry(what).or_default() += time;
+        }
     }
 }
 
@@ -110,20 +122,17 @@ fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
         .filter(|name| of_description(name))
         .map(Name::number)
         .collect();
-    // No session executes messages before all are restored: it could be granted addresses of a later one.
-    let mut restored = Vec::new();
-    let mut lost = 0;
     let mut spent = Spent::default();
-    for id in sessions {
-        match take_over(shared, id, &mut left, &mut spent) {
-            Ok(session) => restored.push(session),
-            Err(why) => {
-                lost += 1;
-                shared.gpu.keeping.forget_session(id);
-                tracing::warn!("Session {id} of the server before has ended: {why}");
-            }
-        }
-    }
+    let all = sessions.len();
+    let begun = sessions.into_iter().filter_map(|id| {
+        let begun = begin(shared, id, &mut left, &mut spent);
+        begun.map_err(|why| note_lost(shared, id, &why)).ok()
+    });
+    let mut begun: Vec<Begun> = begun.collect();
+    // The next one is taken from the end: those with few objects first.
+    begun.sort_by_key(|one| std::cmp::Reverse(one.records.len()));
+    // No session executes messages before all are restored: loads of images wait for kernels that run.
+    let restored = finish_all(shared, begun, &mut spent);
     shared.images.end_unclaimed();
     // Frees descriptors that no session has claimed.
     drop(contents);
@@ -132,6 +141,7 @@ fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
     }
     keeper.settle();
     let again = restored.len();
+    let lost = all - again;
     for session in restored {
         shared.lanes.send_home(session);
     }
@@ -196,27 +206,96 @@ impl Parts {
     }
 }
 
-/// Restores one session, for its dispatch thread.
-fn take_over(
-    shared: &Arc<Shared>,
-    id: u64,
-    left: &mut Left,
-    spent: &mut Spent,
-) -> Result<Box<Session>, Lost> {
+fn note_lost(shared: &Shared, id: u64, why: &Lost) {
+    shared.gpu.keeping.forget_session(id);
+    tracing::warn!("Session {id} of the server before has ended: {why}");
+}
+
+/// A session whose memory is restored.
+struct Begun {
+    session: Box<Session>,
+    /// The records of its other objects.
+    records: Vec<Record>,
+}
+
+/// Restores the memory of a session.
+fn begin(shared: &Arc<Shared>, id: u64, left: &mut Left, spent: &mut Spent) -> Result<Begun, Lost> {
     let parts = Parts::take(id, left)?;
-    let (mut session, records) = open(shared, id, parts)?;
-    let info = session.shared.info.clone();
-    // If it takes long, the last such line names the client.
-    tracing::info!("Restoring client {info}");
+    let (mut session, mut records) = open(shared, id, parts)?;
     shared.roster.remember(&session.shared);
     shared.share_guarantees();
+    let info = session.shared.info.clone();
     shared.roster.tell(EngineEvent::Connected(info));
     session.enter();
-    let made = realise(shared, &mut session, &records, left, spent);
+    records.sort_by_key(|record| record.kind.stage());
+    let memory = records.partition_point(|record| record.kind.stage() <= Stage::Memory);
+    let others = records.split_off(memory);
+    match realise(shared, &mut session, &records, left, spent) {
+        Ok(()) => Ok(Begun {
+            session,
+            records: others,
+        }),
+        Err(why) => {
+            dispatch::end(shared, session, Some(why.clone()));
+            Err(why)
+        }
+    }
+}
+
+/// Restores the other objects of the sessions, several sessions at a time. Returns those that go on.
+fn finish_all(shared: &Arc<Shared>, begun: Vec<Begun>, spent: &mut Spent) -> Vec<Box<Session>> {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = processors.min(MOST_THREADS).min(begun.len());
+    let (queue, done) = (
+        Mutex::new(begun),
+        Mutex::new((Vec::new(), Spent::default())),
+    );
+    let work = || {
+        let mut own = Spent::default();
+        while let Some(begun) = { queue.lock().pop() } {
+            let id = begun.session.shared.info.session;
+            panics::works_for(Some(id));
+            match finish(shared, begun, &mut own) {
+                Ok(session) => done.lock().0.push(session),
+                Err(why) => note_lost(shared, id, &why),
+            }
+        }
+        done.lock().1.merge(own);
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            // The driver compiles images on these threads' stacks.
+            let builder = std::thread::Builder::new().name("adopt".into());
+            if let Err(error) = builder.stack_size(STACK).spawn_scoped(scope, work) {
+                tracing::warn!("Sessions are restored by fewer threads: {error}");
+                break;
+            }
+        }
+        work();
+        panics::works_for(None);
+    });
+    let (mut restored, others) = done.into_inner();
+    spent.merge(others);
+    restored.sort_by_key(|session: &Box<Session>| session.shared.info.session);
+    restored
+}
+
+/// Restores the other objects of a session, for its dispatch thread.
+fn finish(shared: &Arc<Shared>, begun: Begun, spent: &mut Spent) -> Result<Box<Session>, Lost> {
+    let Begun {
+        mut session,
+        records,
+    } = begun;
+    // If it takes long, the last such lines name the client.
+    tracing::info!("Restoring client {}", session.shared.info);
+    session.enter();
+    // Only memory has descriptors.
+    let made = realise(shared, &mut session, &records, &mut Left::new(), spent);
     let made = made.and_then(|()| {
         let watched = shared.roster.watch_socket(&session.shared);
         watched.map_err(|error| format!("its connection cannot be watched: {error}"))
     });
+    session.objects.graphs.restored();
     session.shared.description.reset();
     session.lasting.kept = true;
     session.note_bonds(&shared.images);
@@ -339,7 +418,7 @@ fn may_go_on(parts: &Parts) -> Result<[Consumer<RingMemory>; 2], Lost> {
     Ok([consumer, express])
 }
 
-/// Restores the session's objects.
+/// Restores objects of a session, in this order.
 fn realise(
     shared: &Arc<Shared>,
     session: &mut Session,
@@ -347,16 +426,13 @@ fn realise(
     left: &mut Left,
     spent: &mut Spent,
 ) -> Result<(), Lost> {
-    session.flow.moment = Some(crate::engine::base::moment::Moment::endless());
-    let mut records: Vec<&Record> = records.iter().collect();
-    records.sort_by_key(|record| record.kind.stage());
-    let outcome = records.into_iter().try_for_each(|record| {
+    session.flow.moment = Some(Moment::endless());
+    let outcome = records.iter().try_for_each(|record| {
         let began = Instant::now();
         let made = make(shared, session, record, left);
         spent.add(record, began);
         made
     });
-    session.objects.graphs.restored();
     session.flow.moment = None;
     outcome
 }
