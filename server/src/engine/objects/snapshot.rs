@@ -17,6 +17,7 @@ use mpsshim_model::bonds::Bonds;
 use mpsshim_proto::arena;
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 /// How long a session must be at rest before its variables are saved: longer than the pauses between the launches and
@@ -106,17 +107,33 @@ pub fn keeps_its_address(word: u64) -> bool {
     arena::is_device(word) || arena::is_host(word) || arena::is_virtual(word)
 }
 
-/// Whether content contains a word that is an address of a variable, or within [`NEAR`] bytes of one.
-pub fn has_address(bytes: &[u8], ranges: &[(u64, u64)]) -> bool {
-    let is_near = |word: u64| {
-        ranges.iter().any(|(start, len)| {
+/// The addresses of variables, and those within [`NEAR`] bytes of one.
+#[derive(Debug, Default)]
+pub struct Neighbourhood(Vec<Range<u64>>);
+
+impl Neighbourhood {
+    /// That of variables with these first addresses and bytes.
+    pub fn of(mut variables: Vec<(u64, u64)>) -> Neighbourhood {
+        variables.sort_unstable();
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for (start, len) in variables {
             let first = start.saturating_sub(NEAR);
-            (first..start.saturating_add(*len).saturating_add(NEAR)).contains(&word)
-        })
-    };
-    let words = bytes.as_chunks::<8>().0.iter();
-    let mut words = words.map(|word| u64::from_le_bytes(*word));
-    words.any(|word| !keeps_its_address(word) && is_near(word))
+            let end = start.saturating_add(len).saturating_add(NEAR);
+            match ranges.last_mut() {
+                Some(last) if first <= last.end => last.end = last.end.max(end),
+                _ => ranges.push(first..end),
+            }
+        }
+        Neighbourhood(ranges)
+    }
+
+    /// Whether content contains one of these addresses.
+    pub fn has_address(&self, bytes: &[u8]) -> bool {
+        let is_near = |word: u64| self.0.iter().any(|range| range.contains(&word));
+        let words = bytes.as_chunks::<8>().0.iter();
+        let mut words = words.map(|word| u64::from_le_bytes(*word));
+        words.any(|word| is_near(word) && !keeps_its_address(word))
+    }
 }
 
 /// Contents of variables that differ from their first content: name, NUL included, and bytes.
@@ -159,7 +176,7 @@ mod tests {
 
     fn has(words: &[u64]) -> bool {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        has_address(&bytes, &RANGES)
+        Neighbourhood::of(RANGES.to_vec()).has_address(&bytes)
     }
 
     #[test]
@@ -183,7 +200,23 @@ mod tests {
     #[test]
     fn words_that_are_not_aligned_are_no_addresses() {
         let bytes = [&[0; 4][..], &VARIABLE.to_le_bytes(), &[0; 4]].concat();
-        assert!(!has_address(&bytes, &RANGES));
-        assert!(!has_address(&VARIABLE.to_le_bytes()[..7], &RANGES));
+        let near = Neighbourhood::of(RANGES.to_vec());
+        assert!(!near.has_address(&bytes));
+        assert!(!near.has_address(&VARIABLE.to_le_bytes()[..7]));
+    }
+
+    #[test]
+    fn neighbours_have_one_neighbourhood() {
+        let near = Neighbourhood::of(vec![(4 * NEAR, 8), (0, 4), (NEAR, 4), (u64::MAX - 8, 8)]);
+        let ends = near.0.iter().map(|range| (range.start, range.end));
+        let expected = [
+            (0, 2 * NEAR + 4),
+            (3 * NEAR, 5 * NEAR + 8),
+            (u64::MAX - 8 - NEAR, u64::MAX),
+        ];
+        assert_eq!(ends.collect::<Vec<_>>(), expected);
+        assert!(near.has_address(&(2 * NEAR).to_le_bytes()));
+        assert!(!near.has_address(&(2 * NEAR + 4).to_le_bytes()));
+        assert!(!Neighbourhood::default().has_address(&[0; 64]));
     }
 }

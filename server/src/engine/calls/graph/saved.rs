@@ -25,7 +25,7 @@ use crate::engine::objects::graphs::{
     Conditional, Exec, Origin, Owner, Read, Restored, RestoredNode,
 };
 use crate::engine::objects::pace::Length;
-use crate::engine::objects::snapshot::{has_address, keeps_its_address};
+use crate::engine::objects::snapshot::{Neighbourhood, keeps_its_address};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
@@ -58,8 +58,8 @@ type Unsaved = &'static str;
 /// Lookup tables for reading graphs.
 struct Reader {
     functions: HashMap<CUfunction, u64>,
-    /// Ranges of the session's variables, which have other addresses in another server.
-    variables: Vec<(u64, u64)>,
+    /// The session's variables, which have other addresses in another server.
+    variables: Neighbourhood,
 }
 
 fn refused(shared: &Shared) -> impl Fn(CUresult) -> Unsaved + '_ {
@@ -141,7 +141,7 @@ fn reader_of(session: &Session) -> Reader {
     let functions = session.objects.functions.iter_with_handles();
     Reader {
         functions: functions.map(|(handle, one)| (one.raw, handle)).collect(),
-        variables: session.ranges(),
+        variables: Neighbourhood::of(session.ranges()),
     }
 }
 
@@ -385,7 +385,7 @@ fn can_be_made_again(session: &mut Session, shared: &Shared, node: &Node) -> Res
 fn note_variables(
     session: &mut Session,
     does: &mut [u8],
-    variables: &[(u64, u64)],
+    variables: &Neighbourhood,
     is_raw: bool,
 ) -> Result<(), Unsaved> {
     for bytes in does.as_chunks_mut::<8>().0 {
@@ -400,7 +400,7 @@ fn note_variables(
                 session.objects.graphs.note_named(*start);
                 *bytes = session.lasting.known_as(place).to_le_bytes();
             }
-            None if may_have_address(bytes) && has_address(bytes, variables) => {
+            None if may_have_address(bytes) && variables.has_address(bytes) => {
                 return Err("it has an address near a variable");
             }
             None => {}
@@ -416,7 +416,12 @@ fn realise_node(
     node: &Node,
 ) -> Result<Described, CallError> {
     // Cannot fail: the addresses were checked when the graph was saved.
-    let _ = note_variables(session, &mut node.does.clone(), &[], false);
+    let _ = note_variables(
+        session,
+        &mut node.does.clone(),
+        &Neighbourhood::default(),
+        false,
+    );
     describe_template_node(session, shared, node)
 }
 
@@ -477,8 +482,8 @@ pub fn note_exec_node(
                 bodies: Vec::new(),
             };
             let variables = match may_have_address(&node.does) {
-                true => session.ranges(),
-                false => Vec::new(),
+                true => Neighbourhood::of(session.ranges()),
+                false => Neighbourhood::default(),
             };
             let can = note_variables(session, &mut node.does, &variables, false)
                 .and_then(|()| can_be_made_again(session, shared, &node));

@@ -1,6 +1,6 @@
 //! Saving a session's variables while it is at rest.
 
-use super::{BUSY, Contents, Place, bytes_of, has_address};
+use super::{BUSY, Contents, Neighbourhood, Place, bytes_of};
 use crate::engine::base::bounds;
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
@@ -164,7 +164,11 @@ impl Session {
                     .globals
                     .values()
                     .for_each(|global| global.used.set(false));
-                tracing::debug!(bytes, "variables: saved");
+                tracing::debug!(
+                    session = self.shared.info.session,
+                    bytes,
+                    "variables: saved"
+                );
             }
             Err(why) => {
                 let session = self.shared.info.session;
@@ -194,9 +198,9 @@ impl Session {
             })?;
             found.push((place, variables, now));
         }
-        let ranges = self.ranges();
+        let near = Neighbourhood::of(self.ranges());
         let mut contents = found.iter().flat_map(|(_, _, now)| now);
-        if contents.any(|bytes| has_address(bytes, &ranges)) {
+        if contents.any(|bytes| near.has_address(bytes)) {
             return Err("they hold addresses of variables");
         }
         for (place, variables, now) in &found {
