@@ -12,14 +12,15 @@ use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::footprint::{at_top, declarations, of_declaration, without_comments};
 use crate::engine::images::contents::{Content, Findings, Raw};
 use mpsshim_api::cuda::{
-    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr,
-    CUresult, CUstream,
+    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
+    CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr, CUresult, CUstream,
 };
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionFlags, SymbolFlags};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 /// Images larger than this are analyzed only if their kernels keep state, bytes: the analysis delays each first load.
 pub const LONG: usize = 1 << 20;
@@ -235,6 +236,8 @@ pub struct AsLoaded {
     variables: Arc<[Variable]>,
     /// Address and initial contents of each.
     held: Vec<(CUdeviceptr, Before)>,
+    /// Ranges that contain them and that the driver copies, first address and bytes, in ascending order.
+    runs: OnceLock<Vec<(u64, u64)>>,
 }
 
 #[derive(Debug)]
@@ -307,6 +310,7 @@ impl AsLoaded {
         Ok(AsLoaded {
             variables: variables.clone(),
             held: all,
+            runs: OnceLock::new(),
         })
     }
 
@@ -328,12 +332,22 @@ impl AsLoaded {
             return Ok(Vec::new());
         }
         let device = &gpu.devices[device];
-        let mut runs = runs(self.places(), GAP);
-        let all = read_ranges(gpu, device, &runs).or_else(|_| {
-            // The driver may have put neighbours into different allocations.
-            runs = self::runs(self.places(), 0);
-            read_ranges(gpu, device, &runs)
-        })?;
+        let (runs, all) = match self.runs.get() {
+            Some(runs) => (&runs[..], read_ranges(gpu, device, runs)?),
+            None => {
+                let mut places: Vec<(u64, u64)> = self.places().collect();
+                places.sort_unstable();
+                let (mut found, mut all) = (Vec::new(), Vec::new());
+                for run in runs(&places, GAP) {
+                    let read = |range| read_ranges(gpu, device, &[range]);
+                    for (range, bytes) in read_parts(&places[run], &read)? {
+                        found.push(range);
+                        all.push(bytes);
+                    }
+                }
+                (&self.runs.get_or_init(|| found)[..], all)
+            }
+        };
         let of_place = |(start, len): (u64, u64)| {
             let run = runs.partition_point(|(first, _)| *first <= start) - 1;
             let at = (start - runs[run].0) as usize;
@@ -414,21 +428,48 @@ impl AsLoaded {
 /// Largest gap between two variables that are read together, bytes: what the alignment of the next one may leave.
 const GAP: u64 = 256;
 
-/// The ranges, first address and bytes, that contain these variables, in ascending order. Neighbours are in one range: a
-/// copy takes much longer than the bytes of a variable.
-fn runs(places: impl Iterator<Item = (u64, u64)>, gap: u64) -> Vec<(u64, u64)> {
-    let mut places: Vec<(u64, u64)> = places.collect();
-    places.sort_unstable();
-    let mut runs: Vec<(u64, u64)> = Vec::new();
-    for (start, len) in places {
+/// Groups of neighbours among these variables, first addresses and bytes, in ascending order. A copy takes much longer
+/// than the bytes of a variable, so neighbours are read together.
+fn runs(places: &[(u64, u64)], gap: u64) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    let mut end = 0;
+    for (at, (start, len)) in places.iter().enumerate() {
         match runs.last_mut() {
-            Some((first, all)) if start - *first < *all + gap => {
-                *all = (*all).max(start - *first + len);
-            }
-            _ => runs.push((start, len)),
+            Some(run) if *start < end + gap => run.end = at + 1,
+            _ => runs.push(at..at + 1),
         }
+        end = end.max(start + len);
     }
     runs
+}
+
+/// The range that contains these variables, first address and bytes.
+fn range_of(places: &[(u64, u64)]) -> (u64, u64) {
+    let first = places.first().map_or(0, |(start, _)| *start);
+    let end = places.iter().map(|(start, len)| start + len).max();
+    (first, end.unwrap_or(first) - first)
+}
+
+/// A range, first address and bytes, and its content.
+type Read = ((u64, u64), Vec<u8>);
+
+/// Reads neighbours together. The driver refuses to copy a range that lies in several of its allocations: then each half
+/// is tried.
+fn read_parts(
+    places: &[(u64, u64)],
+    read: &impl Fn((u64, u64)) -> Result<Vec<Vec<u8>>, CUresult>,
+) -> Result<Vec<Read>, CUresult> {
+    let range = range_of(places);
+    match read(range) {
+        Ok(bytes) => Ok(bytes.into_iter().map(|bytes| (range, bytes)).collect()),
+        Err(CUDA_ERROR_INVALID_VALUE) if places.len() > 1 => {
+            let (first, second) = places.split_at(places.len() / 2);
+            let mut found = read_parts(first, read)?;
+            found.extend(read_parts(second, read)?);
+            Ok(found)
+        }
+        Err(status) => Err(status),
+    }
 }
 
 /// Reads these ranges, first address and bytes, of a device's memory.
@@ -505,13 +546,36 @@ mod tests {
 
     #[test]
     fn neighbours_are_read_together() {
-        let places = [(4096, 16), (0, 4), (4, 4), (256, 8), (5000, 8)];
-        let together = [(0, 264), (4096, 16), (5000, 8)];
-        assert_eq!(runs(places.into_iter(), GAP), together);
-        let apart = [(0, 4), (4, 4), (256, 8), (4096, 16), (5000, 8)];
-        assert_eq!(runs(places.into_iter(), 0), apart);
-        assert_eq!(runs([(8, 8), (8, 16)].into_iter(), 0), [(8, 16)]);
-        assert_eq!(runs(std::iter::empty(), GAP), []);
+        let places = [(0, 4), (4, 4), (256, 8), (4096, 16), (5000, 8)];
+        assert_eq!(runs(&places, 256), [0..3, 3..4, 4..5]);
+        assert_eq!(range_of(&places[..3]), (0, 264));
+        assert_eq!(runs(&[(8, 16), (8, 8), (20, 2)], 0), [0..3]);
+        assert_eq!(range_of(&[(8, 16), (8, 8), (20, 2)]), (8, 16));
+        assert!(runs(&[], 256).is_empty());
+    }
+
+    #[test]
+    fn neighbours_in_different_allocations_are_read_apart() {
+        let places: Vec<(u64, u64)> = (0..10).map(|at| (at * 16, 8)).collect();
+        let tries = std::cell::Cell::new(0);
+        let read = |(start, len): (u64, u64)| {
+            tries.set(tries.get() + 1);
+            // An allocation ends at 96.
+            match start < 96 && start + len > 96 {
+                true => Err(CUDA_ERROR_INVALID_VALUE),
+                false => Ok(vec![vec![start as u8; len as usize]]),
+            }
+        };
+        let found = read_parts(&places, &read).unwrap();
+        let ranges: Vec<_> = found.iter().map(|(range, _)| *range).collect();
+        assert!(ranges.is_sorted());
+        let covered = |(start, len): (u64, u64)| {
+            let within = |(first, all): &(u64, u64)| *first <= start && start + len <= first + all;
+            ranges.iter().any(within)
+        };
+        assert!(places.iter().all(|place| covered(*place)), "{ranges:?}");
+        assert!(tries.get() < places.len());
+        assert!(read_parts(&places[5..7], &|_| Err(CUDA_ERROR_OUT_OF_MEMORY)).is_err());
     }
 
     #[test]
