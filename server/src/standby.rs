@@ -48,7 +48,7 @@ pub fn wait(
     })
 }
 
-/// What the loader is to do with its images.
+/// An order to the loader.
 enum Task {
     /// Load those of a temporary keeper, and unload the others.
     Load(OwnedFd),
@@ -82,7 +82,7 @@ fn take_orders(
     }
 }
 
-/// The thread that loads and unloads images, once there are any. A new task interrupts the loading of the one before.
+/// The thread that loads and unloads images, once there are any. A new task interrupts an earlier one.
 struct Loader<'scope> {
     /// Number of the last task, the only one for which images are loaded.
     latest: &'scope AtomicU64,
@@ -148,7 +148,7 @@ fn start<'scope>(
     Ok((sender, thread))
 }
 
-/// Carries the tasks out, except those that a later one has made obsolete, and reports the end of each.
+/// Carries the tasks out, unless a later one has made them obsolete, and reports the end of each.
 fn work(
     (link, opened): (&Link, &OpenDriver),
     tasks: &Receiver<(u64, Task)>,

@@ -5,8 +5,8 @@
 //! the same content, options and kind of handle takes one of them instead of calling the driver. The rest are unloaded
 //! before the clients go on.
 //!
-//! The list of images may come several times: each time, the standby loads those that it lacks and unloads those that are not
-//! used any more.
+//! The list of images may come several times: each time, the standby loads the images that it lacks and unloads the others
+//! that it has.
 //!
 //! Images with logs, printing, allocating or managed ones are loaded at the adoption.
 
