@@ -19,7 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
-pub const LINK_VERSION: u32 = 15;
+pub const LINK_VERSION: u32 = 16;
 /// Longest packet, bytes.
 pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
 
@@ -85,10 +85,14 @@ pub enum ToServer {
     },
     /// Bring the sessions to rest and leave them to the next server; end, unless some stay.
     HandOver(HandOver),
-    /// Report the images of the sessions ([`ToDaemon::Images`]), for the next server.
+    /// Report the images of the sessions ([`ToDaemon::Images`]), for the next server, and then their next change
+    /// ([`ToDaemon::ImagesChanged`]).
     Images,
-    /// Load the images of the sessions ahead that the keeper has whose connection comes with this packet; only for a standby.
+    /// Load the images of the sessions ahead that the keeper has whose connection comes with this packet, and unload those of
+    /// earlier orders that it does not have; only for a standby.
     LoadAhead,
+    /// Unload the images that were loaded ahead; only for a standby.
+    UnloadAhead,
     /// Go on with the sessions of the keeper whose connection comes with this packet.
     Adopt,
     /// Move the device memory of a session.
@@ -199,7 +203,11 @@ pub enum ToDaemon {
     /// The connection to a temporary keeper with the images of the sessions comes with this packet; without it, no images
     /// can be loaded ahead.
     Images,
-    /// A standby has loaded images ahead, as far as possible.
+    /// The images of the sessions have changed since the last report of them.
+    ImagesChanged,
+    /// A client of the server needs device memory that the images of its standby may take.
+    MemoryShort,
+    /// A standby has carried out an order to load images ahead, as far as possible, or to unload them.
     LoadedAhead,
     /// A standby has received the order to go on with sessions.
     Adopts,
@@ -313,6 +321,8 @@ pub enum Order {
     Images,
     /// Load the images ahead that the keeper behind this connection has.
     LoadAhead(OwnedFd),
+    /// Unload the images that were loaded ahead.
+    UnloadAhead,
     /// Go on with the sessions of the keeper behind this connection.
     Adopt(OwnedFd),
     /// Move the device memory of a session.
@@ -462,6 +472,11 @@ impl Link {
         self.send(&ToServer::LoadAhead, Some(keeper))
     }
 
+    /// Tells a standby to unload the images that it has loaded ahead; [`ToDaemon::LoadedAhead`] follows.
+    pub fn order_unload(&self) -> Result<(), LinkError> {
+        self.send(&ToServer::UnloadAhead, None)
+    }
+
     /// Tells a standby to continue the sessions of a keeper.
     pub fn order_adoption(&self, keeper: BorrowedFd<'_>) -> Result<(), LinkError> {
         self.send(&ToServer::Adopt, Some(keeper))
@@ -494,6 +509,7 @@ impl Link {
             Some((ToServer::HandOver(request), _)) => Ok(Some(Order::HandOver(request))),
             Some((ToServer::MoveMemory(order), _)) => Ok(Some(Order::MoveMemory(order))),
             Some((ToServer::Images, _)) => Ok(Some(Order::Images)),
+            Some((ToServer::UnloadAhead, _)) => Ok(Some(Order::UnloadAhead)),
             Some((ToServer::LoadAhead, keeper)) => Ok(Some(Order::LoadAhead(
                 keeper.ok_or(LinkError::Incomplete("the keeper"))?.into(),
             ))),
@@ -667,6 +683,8 @@ mod tests {
             },
             ToDaemon::Stopping,
             ToDaemon::Images,
+            ToDaemon::ImagesChanged,
+            ToDaemon::MemoryShort,
             ToDaemon::LoadedAhead,
             ToDaemon::Adopts,
             ToDaemon::Standby {

@@ -387,6 +387,7 @@ impl Servers {
         self.order_traces();
         self.advance();
         self.advance_restarts();
+        self.keep_images();
     }
 
     /// server.log is this file from now on.
@@ -446,7 +447,7 @@ impl Servers {
             if server.state != State::Stopping {
                 tracing::error!("Standby {pid} has ended; server.log says why");
             }
-            return self.note_end_of_standby(of);
+            return self.note_end_of_standby(of, server.loads.is_pending());
         }
         match server.state {
             State::Stopping => {}
@@ -537,6 +538,7 @@ impl Servers {
             .filter_map(|server| server.kill_at)
             .chain(self.restart_deadline())
             .chain(self.standby_deadline())
+            .chain(self.images_deadline())
             .chain(self.orphans_until)
             .chain(self.waiting.iter().filter_map(Waiting::read_until))
             .chain(self.waiting.iter().filter_map(|waiting| waiting.notice_at))
@@ -557,6 +559,7 @@ impl Servers {
         self.expire_restarts(now);
         self.expire_adoptions(now);
         self.start_standbys();
+        self.keep_images();
         if self.orphans_until.take_if(|at| *at <= now).is_some() {
             self.advance();
         }

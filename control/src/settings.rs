@@ -241,9 +241,9 @@ pub const TABLE: &[Setting] = &[
         name: STANDBY,
         key: Some("standby"),
         default: "0",
-        meaning: "1: each server with clients has a standby, a process with a context made ahead. If the server ends \
-                  unexpectedly, its clients go on there after a shorter pause. Costs the device memory of one more context. \
-                  Read by the daemon.",
+        meaning: "1: each server with clients has a standby, a process with a context made and the clients' images loaded \
+                  ahead. If the server ends unexpectedly, its clients go on there after a shorter pause. Costs the device memory of \
+                  one more context and of these images. Read by the daemon.",
     },
     Setting {
         name: QUARANTINE,

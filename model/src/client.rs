@@ -50,6 +50,10 @@ pub enum EngineEvent {
     Stuck(ClientInfo),
     /// The device memory of a session has been moved, or has not: number of the order, and of the session.
     MemoryMoved(u64, u64, Result<Placement, Unmoved>),
+    /// The images of the sessions have changed since a standby got them.
+    ImagesChanged,
+    /// A client needs device memory that the images of a standby may take.
+    MemoryShort,
     /// The context is lost. Clients of sessions that end have been notified. The process must be replaced.
     Fault {
         /// The `CUresult`.

@@ -450,7 +450,7 @@ impl<H: Host> Serving<H> {
                     Some(Order::MoveMemory(order)) => self.host.move_memory(order),
                     Some(Order::Images) => self.hand_images(),
                     // Only a standby receives these orders.
-                    Some(Order::Adopt(_) | Order::LoadAhead(_)) => {}
+                    Some(Order::Adopt(_) | Order::LoadAhead(_) | Order::UnloadAhead) => {}
                     None => {
                         orders = never();
                         next_daemon = self.daemon_gone();
@@ -677,6 +677,8 @@ impl<H: Host> Serving<H> {
                     outcome,
                 });
             }
+            EngineEvent::ImagesChanged => self.report(&ToDaemon::ImagesChanged),
+            EngineEvent::MemoryShort => self.report(&ToDaemon::MemoryShort),
             EngineEvent::Gone(client, reason) => {
                 let _guard = limit::caused_by_user(client.uid);
                 self.clients.remove(&client.session);

@@ -68,6 +68,17 @@ pub fn end_at(text: &str) {
     }
 }
 
+/// Never returns if a text contains that of `SOFTGPU_HANGS_AT`, as a driver that hangs.
+pub fn hang_at(text: &str) {
+    let at = std::env::var("SOFTGPU_HANGS_AT").ok();
+    while at
+        .as_ref()
+        .is_some_and(|at| !at.is_empty() && text.contains(at))
+    {
+        std::thread::park();
+    }
+}
+
 /// The PTX text of the image at `address`.
 pub fn ptx_at(address: u64) -> Result<String, Refused> {
     if address == 0 {

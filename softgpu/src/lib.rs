@@ -9,7 +9,7 @@
 //! default 4G), SOFTGPU_GREEN (0: no green contexts), SOFTGPU_DRIVER_LOCKS (1: calls wait for work in flight, and keep
 //! others out, as the genuine driver's do: `driver_locks`), SOFTGPU_LATE_COPIES (microseconds by which asynchronous copies
 //! of pageable memory to a device begin late, default 0), SOFTGPU_ENDS_AT (a text: the load of an image that contains it
-//! ends the process), SOFTGPU_LOG (anything but 0: errors and refusals to standard
+//! ends the process), SOFTGPU_HANGS_AT (a text: that load never returns), SOFTGPU_LOG (anything but 0: errors and refusals to standard
 //! error).
 
 #![allow(non_snake_case)]

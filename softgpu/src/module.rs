@@ -259,6 +259,7 @@ pub fn parse_image(image: u64, options: Options) -> R<Arc<Program>> {
     let said = options.open()?;
     let program = image::ptx_at(image).and_then(|text| {
         image::end_at(&text);
+        image::hang_at(&text);
         image::take_time(&text);
         parse(&text).map_err(|error| {
             let is_ptx = text.contains(".version");

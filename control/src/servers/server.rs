@@ -1,5 +1,6 @@
 //! One server: its process, its link, and its reports.
 
+use super::ahead::{InUse, Loads};
 use super::quarantine::{Coming, Findings};
 use super::standby::NextStandby;
 use super::traces::Part;
@@ -142,10 +143,10 @@ pub struct Server {
     pub(super) next_standby: NextStandby,
     /// Until when it must say that it has received the order to go on with sessions.
     pub(super) adopts_by: Option<Instant>,
-    /// The images of its sessions, for the standby of a restart: a connection to a temporary keeper, or `None` in its answer.
-    pub(super) images: Option<Option<Stranger>>,
-    /// As a standby, it has loaded images ahead.
-    pub(super) loaded_ahead: bool,
+    /// The images of its sessions, for its standby.
+    pub(super) images: InUse,
+    /// As a standby, the images that it loads ahead.
+    pub(super) loads: Loads,
     /// The reason that it gave for not handing over its sessions.
     pub(super) stays: Option<String>,
     /// Sessions have left it for the next server, which gets this keeper: the connection, and the clients that stay, with
@@ -218,8 +219,8 @@ impl Server {
             stands_by: None,
             next_standby: NextStandby::default(),
             adopts_by: None,
-            images: None,
-            loaded_ahead: false,
+            images: InUse::default(),
+            loads: Loads::default(),
             stays: None,
             parted: None,
             left_behind: false,
@@ -444,6 +445,7 @@ impl Server {
                     reading: None,
                 };
                 self.sessions.insert(session, client);
+                self.images.note_change(Instant::now());
             }
             ToDaemon::Stuck { session } => {
                 if let Some(client) = self.sessions.get_mut(&session) {
@@ -469,6 +471,7 @@ impl Server {
                 reason,
             } => {
                 self.note_end(session, reason.is_some());
+                self.images.note_change(Instant::now());
                 if let Some(reason) = reason {
                     tracing::info!("Server {pid} ended client {client}: {reason}");
                 }
@@ -489,7 +492,9 @@ impl Server {
                 tracing::info!("Server {pid} stands by");
             }
             ToDaemon::Adopts => self.adopts_by = None,
-            ToDaemon::LoadedAhead => self.loaded_ahead = true,
+            ToDaemon::LoadedAhead => self.loads.note_end(),
+            ToDaemon::ImagesChanged => self.images.note_change(Instant::now()),
+            ToDaemon::MemoryShort => self.images.short = true,
             ToDaemon::Stays { why } if self.state == State::HandingOver => {
                 self.state = match self.stops_later {
                     true => State::Stopping,
@@ -552,7 +557,7 @@ impl Server {
                     if report == ToDaemon::Keeper {
                         self.keeper = descriptor;
                     } else if report == ToDaemon::Images {
-                        self.images = Some(descriptor);
+                        self.images.note_answer(descriptor);
                     } else if let ToDaemon::Parts { sessions, stay } = report {
                         self.note_parting(sessions, stay, descriptor);
                     } else if let Err(why) = self.note(report) {

@@ -1,8 +1,8 @@
 //! Standbys, and the replacement of servers with running clients.
 //!
 //! A standby is a server that has created its context and waits. When its server ends unexpectedly, or hands over its
-//! sessions, the standby continues them, so that clients need not wait for the creation of a context. Before a hand-over it
-//! loads the images of the sessions ahead.
+//! sessions, the standby continues them, so that clients need not wait for the creation of a context. It loads the images of
+//! the sessions ahead.
 
 use super::server::{Clients, Server, State};
 use super::{Servers, Start};
@@ -168,6 +168,8 @@ pub(super) struct Predecessor {
     stops_later: bool,
     /// Its clients whose programs are known.
     clients: Clients,
+    /// It has ended while it loaded images ahead.
+    loaded: bool,
 }
 
 impl Predecessor {
@@ -179,6 +181,7 @@ impl Predecessor {
             limits: server.limits.clone(),
             stops_later: server.stops_later,
             clients: server.known_clients(),
+            loaded: server.state == State::Initializing && server.loads.is_pending(),
         }
     }
 }
@@ -503,6 +506,9 @@ impl Servers {
         };
         if let Some(next) = self.by_pid_mut(next) {
             next.inherited = before.clients.clone();
+            if before.loaded {
+                next.images.note_failure();
+            }
             if let Err(why) = next.order_limits(before.limits.clone()) {
                 tracing::warn!("{why}");
             }
@@ -583,14 +589,17 @@ impl Servers {
                 without_context: false,
             };
             if self.start(owner, program, start).is_none() {
-                self.note_end_of_standby(pid);
+                self.note_end_of_standby(pid, false);
             }
         }
     }
 
-    /// The standby of the server with this process id has ended.
-    pub(super) fn note_end_of_standby(&mut self, pid: i32) {
+    /// The standby of the server with this process id has ended; `loaded`: while it loaded images ahead.
+    pub(super) fn note_end_of_standby(&mut self, pid: i32, loaded: bool) {
         if let Some(server) = self.by_pid_mut(pid) {
+            if loaded {
+                server.images.note_failure();
+            }
             server.next_standby.note_end(Instant::now());
         }
     }

@@ -112,23 +112,29 @@ pub fn with_room<T>(
     if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) && shared.gpu.is_short() {
         shared.images.give_up_residents();
     }
-    if matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY))
-        && waits_for_room(session, shared, memory, bytes)
-    {
+    let is_full = matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY));
+    // Before other clients' memory.
+    let standby_gives = is_full
+        && is_device_short(session, shared, (memory, bytes))
+        && shared.images.changes.ask_for_memory();
+    if is_full && !standby_gives && waits_for_room(session, shared, memory, bytes) {
         return Err(CallError::Full);
     }
     if session.flow.room_at.take().is_some() {
         shared.has_room(&session.shared);
     }
-    let may_wait = || gives_back(session) && bytes <= most(session, shared, memory);
-    if !matches!(first, Err(CUDA_ERROR_OUT_OF_MEMORY)) || !may_wait() {
+    let may_wait = || {
+        let comes = standby_gives || gives_back(session);
+        comes && bytes <= most(session, shared, memory)
+    };
+    if !is_full || !may_wait() {
         session.flow.short_since = None;
         return Ok(first?);
     }
     if finish_releases(session, shared) && !session.has_work_in_flight(&shared.gpu) {
         session.objects.pools.settle(&shared.gpu, |_| 0);
         let again = attempt(session);
-        if again.is_ok() || !session.account.is_leaving() {
+        if again.is_ok() || !session.account.is_leaving() && !standby_gives {
             session.flow.short_since = None;
             return Ok(again?);
         }
@@ -160,6 +166,16 @@ fn waits_for_room(session: &mut Session, shared: &Shared, memory: Memory, bytes:
     session.flow.room_at = Some(now + room::ASKS);
     session.say_whether_at_work(&shared.gpu);
     true
+}
+
+/// Whether the device, and not the session's limit, lacks the memory for an allocation.
+fn is_device_short(session: &Session, shared: &Shared, (memory, bytes): (Memory, u64)) -> bool {
+    match memory {
+        Memory::Device(device) => {
+            bytes <= session.account.left(memory) && bytes <= shared.gpu.devices[device].memory
+        }
+        Memory::Host => false,
+    }
 }
 
 /// Most bytes that the session could have if everything else were freed.

@@ -5,6 +5,9 @@
 //! the same content, options and kind of handle takes one of them instead of calling the driver. The rest are unloaded
 //! before the clients go on.
 //!
+//! The list of images may come several times: each time, the standby loads the images that it lacks and unloads the others
+//! that it has.
+//!
 //! Images with logs, printing, allocating or managed ones are loaded at the adoption.
 
 use crate::engine::base::call::Incoming;
@@ -24,11 +27,10 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::message::{GetFunction, ImageLoad, Op};
 use mpsshim_proto::shm::Mapping;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Longest time that loading ahead may take; an image that is being loaded is completed.
@@ -82,6 +84,8 @@ struct Waiting {
     loaded: Loaded,
     /// The encoded outcome of its JIT options.
     said: Vec<u8>,
+    /// Devices on which a function of a library was looked up.
+    looked_into: BTreeSet<u32>,
 }
 
 /// The images that a standby has loaded ahead, and their analyses.
@@ -89,8 +93,54 @@ struct Waiting {
 pub struct Ahead {
     ready: HashMap<Family, Vec<Waiting>>,
     calls: HashMap<[u8; 32], Calls>,
+    /// Whether one instance is enough for all sessions.
+    shared: HashMap<Family, bool>,
     /// Number of images loaded.
     count: usize,
+}
+
+impl Ahead {
+    /// Unloads all images but `needed` of each family. Returns how many were unloaded.
+    fn reduce(
+        &mut self,
+        (driver, devices): (&Driver, &Devices),
+        needed: &HashMap<Family, usize>,
+    ) -> Result<usize, CUresult> {
+        let mut over = Vec::new();
+        for (family, waiting) in &mut self.ready {
+            let most = needed.get(family).copied().unwrap_or(0);
+            let surplus = waiting.split_off(most.min(waiting.len()));
+            over.extend(surplus.into_iter().map(|one| (family.clone(), one)));
+        }
+        self.ready.retain(|_, waiting| !waiting.is_empty());
+        self.count -= over.len();
+        let count = over.len();
+        for (family, waiting) in over {
+            match end_waiting((driver, devices), &family, waiting) {
+                Err(status) if is_sticky(status) => return Err(status),
+                _ => {}
+            }
+        }
+        Ok(count)
+    }
+}
+
+/// Unloads an image. A failure is logged and returned.
+fn end_waiting(
+    (driver, devices): (&Driver, &Devices),
+    family: &Family,
+    waiting: Waiting,
+) -> Result<(), CUresult> {
+    let device = match family.device {
+        Some(device) => Some(&devices[device]),
+        None => devices.iter().find(|device| device.is_attached()),
+    };
+    if let Some(device) = device {
+        let _ = device.make_current(driver);
+    }
+    unload(driver, waiting.loaded.raw).inspect_err(
+        |status| tracing::warn!(%status, "an image that was loaded ahead is not unloaded"),
+    )
 }
 
 /// The images that no session has taken yet.
@@ -119,18 +169,9 @@ impl Unclaimed {
         }
         let mut left = 0;
         for (family, waiting) in ahead.ready {
-            let device = match family.device {
-                Some(device) => Some(&devices[device]),
-                None => devices.iter().find(|device| device.is_attached()),
-            };
-            if let Some(device) = device {
-                let _ = device.make_current(driver);
-            }
             for one in waiting {
                 left += 1;
-                if let Err(status) = unload(driver, one.loaded.raw) {
-                    tracing::warn!(%status, "an image that was loaded ahead is not unloaded");
-                }
+                let _ = end_waiting((driver, devices), &family, one);
             }
         }
         tracing::info!(
@@ -311,18 +352,25 @@ impl From<CUresult> for Stop {
 
 struct Loading<'a> {
     opened: &'a OpenDriver,
-    stop: &'a AtomicBool,
+    stop: &'a (dyn Fn() -> bool + Sync),
     until: Instant,
-    ahead: Ahead,
+    ahead: &'a mut Ahead,
+    /// Number of images loaded by this order.
+    loaded: usize,
 }
 
 impl OpenDriver {
-    /// Loads the images of the sessions that a temporary keeper describes, until `stop` is set, for 20 s at most. Failures
-    /// mean that fewer images are loaded.
+    /// Loads the images of the sessions that a temporary keeper describes, as far as they are not loaded, until `stop` says so,
+    /// for 20 s at most; and unloads the others. Failures mean that fewer images are loaded.
     ///
     /// # Errors
     /// The status with which the context was lost.
-    pub fn load_ahead(&self, keeper: Keeper, stop: &AtomicBool) -> Result<Ahead, CUresult> {
+    pub fn load_ahead(
+        &self,
+        ahead: &mut Ahead,
+        keeper: Keeper,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Result<(), CUresult> {
         let began = Instant::now();
         let read = read(&self.devices, &keeper);
         drop(keeper);
@@ -330,35 +378,91 @@ impl OpenDriver {
             Ok(read) => read,
             Err(error) => {
                 tracing::warn!("No images are loaded ahead: {error}");
-                return Ok(Ahead::default());
+                return Ok(());
             }
         };
         let mut loading = Loading {
             opened: self,
             stop,
             until: began + PATIENCE,
-            ahead: Ahead::default(),
+            ahead,
+            loaded: 0,
         };
-        let count = list.wanted.len();
-        if let Err(Stop::Lost(status)) = loading.load_all(&list, &sources) {
+        let different = list.wanted.len();
+        let needed = loading.needed(&list, &sources);
+        let on = (&self.driver, &self.devices);
+        let unloaded = loading.ahead.reduce(on, &needed)?;
+        let outcome = loading.load_all(&list, &sources, &needed);
+        let Loading { loaded, .. } = loading;
+        if let Err(Stop::Lost(status)) = outcome {
             return Err(status);
         }
+        if unloaded > 0 {
+            tracing::info!("Unloaded {unloaded} images that clients do not use any more");
+        }
         tracing::info!(
-            "Loaded {} images ahead, of {count} different ones in use, in {} ms",
-            loading.ahead.count,
-            began.elapsed().as_millis()
+            "Loaded {loaded} images ahead, of {different} different ones in use, in {} ms; {} are loaded",
+            began.elapsed().as_millis(),
+            ahead.count
         );
-        Ok(loading.ahead)
+        Ok(())
+    }
+
+    /// Unloads the images that were loaded ahead.
+    ///
+    /// # Errors
+    /// The status with which the context was lost.
+    pub fn unload_ahead(&self, ahead: &mut Ahead) -> Result<(), CUresult> {
+        let on = (&self.driver, &self.devices);
+        let count = ahead.reduce(on, &HashMap::new())?;
+        tracing::info!("Unloaded {count} images that were loaded ahead: a client needs the memory");
+        Ok(())
     }
 }
 
 impl Loading<'_> {
-    fn load_all(&mut self, list: &List, sources: &Sources) -> Result<(), Stop> {
+    /// How many instances of each image the sessions need. An image without a content stays as it is.
+    fn needed(&mut self, list: &List, sources: &Sources) -> HashMap<Family, usize> {
+        let is_listed = |family: &Family| list.places.contains_key(family);
+        self.ahead.shared.retain(|family, _| is_listed(family));
+        let hashes: HashSet<_> = list.places.keys().map(|family| family.hash).collect();
+        self.ahead.calls.retain(|hash, _| hashes.contains(hash));
+        let mut needed = HashMap::new();
+        for wanted in &list.wanted {
+            if (self.stop)() {
+                // The sessions decide at the adoption.
+                return self.as_loaded();
+            }
+            let times = match sources.get(&wanted.family.hash) {
+                Some(source) => self.times(wanted, source.bytes()),
+                None => wanted.times,
+            };
+            needed.insert(wanted.family.clone(), times);
+        }
+        needed
+    }
+
+    fn as_loaded(&self) -> HashMap<Family, usize> {
+        let ready = self.ahead.ready.iter();
+        ready
+            .map(|(family, waiting)| (family.clone(), waiting.len()))
+            .collect()
+    }
+
+    fn load_all(
+        &mut self,
+        list: &List,
+        sources: &Sources,
+        needed: &HashMap<Family, usize>,
+    ) -> Result<(), Stop> {
         for wanted in &list.wanted {
             let Some(source) = sources.get(&wanted.family.hash) else {
                 continue;
             };
-            for _ in 0..self.times(wanted, source.bytes()) {
+            let needed = needed.get(&wanted.family).copied().unwrap_or(0);
+            self.look_into(wanted, source.bytes().len())?;
+            let there = self.ahead.ready.get(&wanted.family).map_or(0, Vec::len);
+            for _ in there..needed {
                 self.load(wanted, source)?;
             }
         }
@@ -377,10 +481,28 @@ impl Loading<'_> {
         if calls.prints || calls.allocates || calls.managed {
             return 0;
         }
-        match wanted.times > 1 && wanted.family.keeps_nothing(devices, bytes) {
+        let is_shared = || wanted.family.keeps_nothing(devices, bytes);
+        let shared = &mut self.ahead.shared;
+        match wanted.times > 1
+            && *shared
+                .entry(wanted.family.clone())
+                .or_insert_with(is_shared)
+        {
             true => 1,
             false => wanted.times,
         }
+    }
+
+    /// Makes the driver load the libraries that are there on devices on which the sessions use them since.
+    fn look_into(&mut self, wanted: &Wanted, len: usize) -> Result<(), Stop> {
+        let Some(mut waiting) = self.ahead.ready.remove(&wanted.family) else {
+            return Ok(());
+        };
+        let looked = waiting
+            .iter_mut()
+            .try_for_each(|one| self.realise(one, wanted, len));
+        self.ahead.ready.insert(wanted.family.clone(), waiting);
+        looked
     }
 
     fn load(&mut self, wanted: &Wanted, source: &Arc<Source>) -> Result<(), Stop> {
@@ -410,22 +532,32 @@ impl Loading<'_> {
             _options: Box::new(options),
             _source: Some(Arc::clone(source)),
         };
+        let mut waiting = Waiting {
+            loaded,
+            said,
+            looked_into: BTreeSet::new(),
+        };
+        let looked = self.realise(&mut waiting, wanted, source.bytes().len());
         let ready = self.ahead.ready.entry(family.clone()).or_default();
-        ready.push(Waiting { loaded, said });
+        ready.push(waiting);
         self.ahead.count += 1;
-        match raw {
-            Raw::Library(library) => self.realise(library, wanted, source.bytes().len()),
-            Raw::Module(_) => Ok(()),
-        }
+        self.loaded += 1;
+        looked
     }
 
     /// Makes the driver load a library on the devices on which the sessions use it.
-    fn realise(&self, library: CUlibrary, wanted: &Wanted, len: usize) -> Result<(), Stop> {
+    fn realise(&self, waiting: &mut Waiting, wanted: &Wanted, len: usize) -> Result<(), Stop> {
+        let Raw::Library(library) = waiting.loaded.raw else {
+            return Ok(());
+        };
         let driver = &self.opened.driver;
-        for (device, name) in &wanted.functions {
-            let Ok(device) = self.opened.devices.get(*device) else {
+        for (number, name) in &wanted.functions {
+            let Ok(device) = self.opened.devices.get(*number) else {
                 continue;
             };
+            if waiting.looked_into.contains(number) {
+                continue;
+            }
             self.enter(device, len)?;
             let (mut kernel, mut function) = (CUkernel::NULL, CUfunction::NULL);
             let found = driver
@@ -436,13 +568,14 @@ impl Loading<'_> {
             {
                 return Err(status.into());
             }
+            waiting.looked_into.insert(*number);
         }
         Ok(())
     }
 
     /// Makes a device's context current, if an image of `len` bytes may be loaded there now.
     fn enter(&self, device: &Device, len: usize) -> Result<(), Stop> {
-        if self.stop.load(Ordering::Acquire) || Instant::now() >= self.until {
+        if (self.stop)() || Instant::now() >= self.until {
             return Err(Stop::Enough);
         }
         let driver = &self.opened.driver;
@@ -481,7 +614,11 @@ mod tests {
             let loaded = Loaded::new(raw, JitOptions::default());
             let said = vec![number as u8];
             let ready = ahead.ready.entry(family.clone()).or_default();
-            ready.push(Waiting { loaded, said });
+            ready.push(Waiting {
+                loaded,
+                said,
+                looked_into: BTreeSet::new(),
+            });
             ahead.count += 1;
         }
         ahead
@@ -518,6 +655,23 @@ mod tests {
         assert!(images.ahead.take(&family(3, 0)).is_none());
         images.end_unclaimed();
         assert_eq!(test.calls(), 0);
+    }
+
+    #[test]
+    fn images_that_are_not_used_any_more_are_unloaded() {
+        let test = Fixture::new(&[("cuModuleUnload", counts as Function)]);
+        let gpu = &test.shared.gpu;
+        let on = (&gpu.driver, &gpu.devices);
+        let mut ahead = ahead(&[family(1, 0), family(2, 0), family(2, 0), family(3, 0)]);
+        let needed = HashMap::from([(family(1, 0), 1), (family(2, 0), 1), (family(4, 0), 1)]);
+        assert_eq!(ahead.reduce(on, &needed), Ok(2));
+        assert_eq!((test.calls(), ahead.count), (2, 2));
+        let mut left: Vec<u8> = ahead.ready.keys().map(|family| family.hash[0]).collect();
+        left.sort_unstable();
+        assert_eq!(left, [1, 2]);
+        assert_eq!(ahead.reduce(on, &needed), Ok(0));
+        assert_eq!(ahead.reduce(on, &HashMap::new()), Ok(2));
+        assert_eq!((test.calls(), ahead.count), (2, 0));
     }
 
     #[test]

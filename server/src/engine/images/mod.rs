@@ -1,6 +1,7 @@
 //! All images of the server: their contents, their instances in the driver, and the results of analyzing them.
 
 pub mod ahead;
+pub mod changes;
 pub mod contents;
 pub mod families;
 pub mod family;
@@ -16,6 +17,7 @@ use crate::engine::gpu::Gpu;
 use crate::engine::gpu::cubin::{self, Calls, Leaves};
 use crate::engine::gpu::managed_image::ManagedImage;
 use crate::engine::images::ahead::{Ahead, Loaded, Unclaimed};
+use crate::engine::images::changes::Changes;
 use crate::engine::images::contents::{Content, Findings, ImageCache, Sent};
 use crate::engine::images::families::Families;
 use crate::engine::images::family::Family;
@@ -73,6 +75,8 @@ pub struct ImageStore {
     /// Instances without sessions.
     pub residents: Residents,
     ahead: Unclaimed,
+    /// Tells of changes, for a standby.
+    pub changes: Changes,
     /// Queues instances for the retain-or-unload decision.
     pub assessor: Sender<Arc<Instance>>,
     /// State lost when an image is reloaded elsewhere, by SHA-256.
@@ -88,6 +92,7 @@ impl ImageStore {
     pub fn new(
         gpu: Arc<Gpu>,
         assessor: Sender<Arc<Instance>>,
+        changes: Changes,
         unload: impl Fn(Unloading) + Send + Sync + 'static,
     ) -> ImageStore {
         ImageStore {
@@ -96,6 +101,7 @@ impl ImageStore {
             families: Families::default(),
             residents: Residents::default(),
             ahead: Unclaimed::default(),
+            changes,
             assessor,
             outlasting: Findings::new(MOST_KNOWN),
             variables: KnownVariables::new(variables::MOST_KNOWN),

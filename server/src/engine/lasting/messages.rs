@@ -10,6 +10,7 @@ use crate::engine::lasting::describe;
 use crate::engine::session::Session;
 use mpsshim_model::client::ClientInfo;
 use mpsshim_model::limits::Terms;
+use mpsshim_proto::handle::{Handle, Kind as HandleKind};
 use mpsshim_proto::message::{GetFunction, Op};
 use mpsshim_proto::ops::Change;
 use serde::{Deserialize, Serialize};
@@ -105,10 +106,27 @@ pub fn note_change(session: &mut Session, images: &ImageStore, message: Incoming
         session.write_down(Record::of(kind, op as u16, key, &message.whole()));
     }
     match op {
-        Op::ImageLoad => note_whether_kept(session, key),
-        Op::ImageUnload => drop(session.lasting.unkept_images.remove(&key)),
+        Op::ImageLoad => {
+            note_whether_kept(session, key);
+            images.changes.note();
+        }
+        Op::ImageUnload => {
+            session.lasting.unkept_images.remove(&key);
+            session.lasting.looked_into.retain(|(of, _)| *of != key);
+            images.changes.note();
+        }
         Op::GetFunction => {
             if let Ok(body) = message.body::<GetFunction>() {
+                let is_library = Handle(body.parent).kind() == Some(HandleKind::Library);
+                // The driver loads a library with its first function.
+                if is_library
+                    && session
+                        .lasting
+                        .looked_into
+                        .insert((body.parent, body.device))
+                {
+                    images.changes.note();
+                }
                 appraise_image(session, images, body.parent);
             }
         }

@@ -278,6 +278,7 @@ impl Shared {
             keeper::Kind::Content,
             keeper::Kind::Pack,
         ];
+        self.images.changes.watch();
         self.new_keeper(|name| kinds.contains(&name.kind))
     }
 

@@ -269,6 +269,10 @@ fn refill_one(
             shared.images.give_up_residents();
             made = device.refill(driver, grant);
         }
+        if made == Err(CUDA_ERROR_OUT_OF_MEMORY) && shared.images.changes.ask_for_memory() {
+            session.flow.room_at = Some(Instant::now() + room::ASKS);
+            return Ok(Progress::Later);
+        }
         if made == Err(CUDA_ERROR_OUT_OF_MEMORY)
             && waits_for_its_memory(session, shared, grant.device)
         {

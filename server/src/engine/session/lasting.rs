@@ -26,6 +26,8 @@ pub struct Lasting {
     pub saved: Saved,
     /// Images for which the description contains the result of the analysis (`cubin::Leaves`).
     pub appraised: HashSet<u64>,
+    /// Libraries with a function that was looked up, by handle and device.
+    pub looked_into: HashSet<(u64, u32)>,
     /// Address range from the first to the last variable that the client knows.
     pub variables_span: (u64, u64),
     /// Variables that have moved since the client learned their address: length and present address, by the known
@@ -48,6 +50,7 @@ impl Lasting {
             times: Times::default(),
             saved: Saved::default(),
             appraised: HashSet::new(),
+            looked_into: HashSet::new(),
             variables_span: (0, 0),
             moved: BTreeMap::new(),
             shares: false,

@@ -5,6 +5,7 @@ use crate::engine::base::owners::Owners;
 use crate::engine::base::side::Side;
 use crate::engine::gpu::Gpu;
 use crate::engine::images::ImageStore;
+use crate::engine::images::changes::Changes;
 use crate::engine::images::instances::Instance;
 use crate::engine::images::residents;
 use crate::engine::objects::fairness::Fairness;
@@ -132,7 +133,8 @@ impl Shared {
             OwnedFd::from_raw_fd(raw)
         };
         let to_bury = undertaker.clone();
-        let images = ImageStore::new(gpu.clone(), assessor, move |unloading| {
+        let changes = Changes::new(events.clone());
+        let images = ImageStore::new(gpu.clone(), assessor, changes, move |unloading| {
             let buried = Buried::from(unloading);
             let _ = to_bury.send((buried.side(), buried));
         });
