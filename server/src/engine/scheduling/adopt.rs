@@ -2,12 +2,13 @@
 //!
 //! The keeper holds their descriptions, segments, connections and memory. Each session is created again from the
 //! messages that had created its objects, its memory is mapped at its old addresses, and execution resumes with the
-//! message that the previous server had not executed. Clients notice only a pause. A session that had work in flight or
-//! is bound to the lost context ends as if its server had ended.
+//! message that the previous server had not executed. Clients notice only a pause. A session that had work in flight which
+//! must not run again, or is bound to the lost context, ends as if its server had ended.
 
 use crate::engine::base::account::Account;
 use crate::engine::base::bounds::STACK;
 use crate::engine::base::description::{Description, Record};
+use crate::engine::base::journal::Entry;
 use crate::engine::base::kinds::Kind;
 use crate::engine::base::kinds::for_each_kind;
 use crate::engine::base::memory_file::MemoryFile;
@@ -16,7 +17,8 @@ use crate::engine::gpu::client_segment::Segment;
 use crate::engine::images::contents::Content;
 use crate::engine::lasting::messages::Client;
 use crate::engine::lasting::{self, Left, Lost};
-use crate::engine::scheduling::dispatch;
+use crate::engine::scheduling::{dispatch, repeating};
+use crate::engine::session::repeating::pending;
 use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::slow;
@@ -33,6 +35,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Most servers that may end with the same message next in a session's ring: the message may be the cause.
@@ -111,12 +114,12 @@ fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
         .map(Name::number)
         .collect();
     // No session executes messages before all are restored: it could be granted addresses of a later one.
-    let mut restored = Vec::new();
+    let mut restored: Vec<(Box<Session>, Vec<Entry>)> = Vec::new();
     let mut lost = 0;
     let mut spent = Spent::default();
     for id in sessions {
         match take_over(shared, id, &mut left, &mut spent) {
-            Ok(session) => restored.push(session),
+            Ok(taken_over) => restored.push(taken_over),
             Err(why) => {
                 lost += 1;
                 shared.gpu.keeping.forget_session(id);
@@ -131,6 +134,15 @@ fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
         shared.gpu.keeping.forget(name);
     }
     keeper.settle();
+    // One after the other: if a kernel faults once more, it is known whose.
+    let restored = restored.into_iter().filter_map(|(session, commands)| {
+        let works = !commands.is_empty();
+        match works {
+            true => repeating::repeat(shared, session, commands),
+            false => Some(session),
+        }
+    });
+    let restored: Vec<Box<Session>> = restored.collect();
     let again = restored.len();
     for session in restored {
         shared.lanes.send_home(session);
@@ -196,15 +208,15 @@ impl Parts {
     }
 }
 
-/// Restores one session, for its dispatch thread.
+/// Restores one session, for its dispatch thread. Returns it with the commands to execute again.
 fn take_over(
     shared: &Arc<Shared>,
     id: u64,
     left: &mut Left,
     spent: &mut Spent,
-) -> Result<Box<Session>, Lost> {
+) -> Result<(Box<Session>, Vec<Entry>), Lost> {
     let parts = Parts::take(id, left)?;
-    let (mut session, records) = open(shared, id, parts)?;
+    let (mut session, records, commands) = open(shared, id, parts)?;
     let info = session.shared.info.clone();
     // If it takes long, the last such line names the client.
     tracing::info!("Restoring client {info}");
@@ -217,11 +229,14 @@ fn take_over(
         let watched = shared.roster.watch_socket(&session.shared);
         watched.map_err(|error| format!("its connection cannot be watched: {error}"))
     });
+    // If this server ends before it has executed them, the next one has to.
+    let journal = session.shared.description.journal();
+    journal.set_owed(!commands.is_empty());
     session.shared.description.reset();
     session.lasting.kept = true;
     session.note_bonds(&shared.images);
     match made {
-        Ok(()) => Ok(session),
+        Ok(()) => Ok((session, commands)),
         Err(why) => {
             dispatch::end(shared, session, Some(why.clone()));
             Err(why)
@@ -236,8 +251,11 @@ fn turn_away(parts: Parts, uid: u32, why: Lost) -> Lost {
     why
 }
 
-/// Creates the session in its initial state and returns it with the records of its objects.
-fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Vec<Record>), Lost> {
+/// A session in its initial state, the records of its objects, and the commands to execute again once it has these.
+type Opened = (Box<Session>, Vec<Record>, Vec<Entry>);
+
+/// Creates the session in its initial state.
+fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
     let mut records = Vec::new();
     let mut client = None;
     if parts.description.is_of_this_release() {
@@ -253,8 +271,8 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
         return Err(turn_away(parts, 0, why));
     };
     let uid = client.info.uid;
-    let rings = match may_go_on(&parts) {
-        Ok(rings) => rings,
+    let (rings, commands) = match may_go_on(&parts) {
+        Ok(found) => found,
         Err(why) => return Err(turn_away(parts, uid, why)),
     };
     let account = match shared.roster.admission.users().place(uid) {
@@ -307,18 +325,26 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
     let mut session = Box::new(Session::new(own, home));
     [session.inbox.consumer, session.inbox.express] = rings;
     session.objects.places = places;
-    Ok((session, records))
+    Ok((session, records, commands))
 }
 
-/// Checks whether a session may be restored. Returns its rings, which are valid as long as the segment's mapping.
-fn may_go_on(parts: &Parts) -> Result<[Consumer<RingMemory>; 2], Lost> {
+/// Its command ring and its express ring, which are valid as long as the segment's mapping.
+type Rings = [Consumer<RingMemory>; 2];
+
+/// Checks whether a session may be restored. Returns its rings, and the commands to execute again.
+fn may_go_on(parts: &Parts) -> Result<(Rings, Vec<Entry>), Lost> {
     let bonds = parts.description.bonds();
     if !bonds.is_empty() {
         return Err(format!("it was bound to its context by {bonds}"));
     }
     let flag = |slot: u32, value: u32| reached(segment::flag_of(&parts.segment, slot), value);
+    let mut commands = Vec::new();
     if !parts.description.is_at_rest(flag) {
-        return Err("it had work in flight".into());
+        // SAFETY: the mapping has SEGMENT_LEN bytes, and its first page is a header, which is all atomics.
+        let header = unsafe { &*parts.segment.base().cast::<segment::Header>() };
+        let journal = parts.description.journal();
+        commands = pending(journal, header, flag)?;
+        journal.note_attempt(header.replay.0.rested.load(Ordering::Acquire))?;
     }
     // SAFETY: the mapping has SEGMENT_LEN bytes and is kept by the session that gets the consumer.
     let ring = unsafe { RingMemory::new(parts.segment.base()) };
@@ -336,7 +362,7 @@ fn may_go_on(parts: &Parts) -> Result<[Consumer<RingMemory>; 2], Lost> {
     // SAFETY: as above.
     let express = unsafe { RingMemory::express(parts.segment.base()) };
     let express = Consumer::resume(express).map_err(|violation| violation.to_string())?;
-    Ok([consumer, express])
+    Ok(([consumer, express], commands))
 }
 
 /// Restores the session's objects.
