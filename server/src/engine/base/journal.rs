@@ -110,6 +110,11 @@ impl<'a> Journal<'a> {
         is_behind(position, self.head.noted.load(Ordering::Relaxed))
     }
 
+    /// Whether a command behind this position was noted.
+    pub fn is_noted_behind(&self, position: u64) -> bool {
+        is_behind(self.noted(), position)
+    }
+
     /// Notes that all commands before this position need not be executed again.
     pub fn trim(&self, rested: u64) {
         let noted = self.head.noted.load(Ordering::Relaxed);

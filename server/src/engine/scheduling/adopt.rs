@@ -114,7 +114,7 @@ fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
         .map(Name::number)
         .collect();
     // No session executes messages before all are restored: it could be granted addresses of a later one.
-    let mut restored: Vec<(Box<Session>, Vec<Entry>)> = Vec::new();
+    let mut restored: Vec<(Box<Session>, InFlight)> = Vec::new();
     let mut lost = 0;
     let mut spent = Spent::default();
     for id in sessions {
@@ -135,13 +135,12 @@ fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
     }
     keeper.settle();
     // One after the other: if a kernel faults once more, it is known whose.
-    let restored = restored.into_iter().filter_map(|(session, commands)| {
-        let works = !commands.is_empty();
-        match works {
-            true => repeating::repeat(shared, session, commands),
-            false => Some(session),
-        }
-    });
+    let restored = restored
+        .into_iter()
+        .filter_map(|(session, commands)| match commands {
+            Some(commands) => repeating::repeat(shared, session, commands),
+            None => Some(session),
+        });
     let restored: Vec<Box<Session>> = restored.collect();
     let again = restored.len();
     for session in restored {
@@ -214,7 +213,7 @@ fn take_over(
     id: u64,
     left: &mut Left,
     spent: &mut Spent,
-) -> Result<(Box<Session>, Vec<Entry>), Lost> {
+) -> Result<(Box<Session>, InFlight), Lost> {
     let parts = Parts::take(id, left)?;
     let (mut session, records, commands) = open(shared, id, parts)?;
     let info = session.shared.info.clone();
@@ -231,7 +230,7 @@ fn take_over(
     });
     // If this server ends before it has executed them, the next one has to.
     let journal = session.shared.description.journal();
-    journal.set_owed(!commands.is_empty());
+    journal.set_owed(commands.is_some());
     session.shared.description.reset();
     session.lasting.kept = true;
     session.note_bonds(&shared.images);
@@ -251,8 +250,11 @@ fn turn_away(parts: Parts, uid: u32, why: Lost) -> Lost {
     why
 }
 
+/// The commands to execute again, if the session had work in flight. The last of it may still be in the ring.
+type InFlight = Option<Vec<Entry>>;
+
 /// A session in its initial state, the records of its objects, and the commands to execute again once it has these.
-type Opened = (Box<Session>, Vec<Record>, Vec<Entry>);
+type Opened = (Box<Session>, Vec<Record>, InFlight);
 
 /// Creates the session in its initial state.
 fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
@@ -325,6 +327,7 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
     let mut session = Box::new(Session::new(own, home));
     [session.inbox.consumer, session.inbox.express] = rings;
     session.objects.places = places;
+    session.flow.repeats = session.shared.description.journal().is_on();
     Ok((session, records, commands))
 }
 
@@ -332,18 +335,18 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
 type Rings = [Consumer<RingMemory>; 2];
 
 /// Checks whether a session may be restored. Returns its rings, and the commands to execute again.
-fn may_go_on(parts: &Parts) -> Result<(Rings, Vec<Entry>), Lost> {
+fn may_go_on(parts: &Parts) -> Result<(Rings, InFlight), Lost> {
     let bonds = parts.description.bonds();
     if !bonds.is_empty() {
         return Err(format!("it was bound to its context by {bonds}"));
     }
     let flag = |slot: u32, value: u32| reached(segment::flag_of(&parts.segment, slot), value);
-    let mut commands = Vec::new();
+    let mut commands = None;
     if !parts.description.is_at_rest(flag) {
         // SAFETY: the mapping has SEGMENT_LEN bytes, and its first page is a header, which is all atomics.
         let header = unsafe { &*parts.segment.base().cast::<segment::Header>() };
         let journal = parts.description.journal();
-        commands = pending(journal, header, flag)?;
+        commands = Some(pending(journal, header, flag)?);
         journal.note_attempt(header.replay.0.rested.load(Ordering::Acquire))?;
     }
     // SAFETY: the mapping has SEGMENT_LEN bytes and is kept by the session that gets the consumer.

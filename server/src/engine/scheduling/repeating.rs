@@ -2,7 +2,7 @@
 //! (docs/design/0022-replay.md).
 
 use crate::engine::base::journal::Entry;
-use crate::engine::scheduling::dispatch;
+use crate::engine::scheduling::dispatch::{self, Step, step};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_proto::message::Op;
@@ -54,6 +54,17 @@ fn work(shared: &Shared, session: &mut Session, began: Instant) -> Result<(), St
     while began.elapsed() < ALONE && !shared.gpu.is_lost() && !session.flow.wants_moment {
         if session.inbox.held.any() && session.may_work(&shared.gpu) {
             session.replay(shared)?;
+        }
+        // What was noted and is still in the ring may have been submitted too.
+        let noted = session.shared.description.journal();
+        let taken = session.inbox.consumer.place().position();
+        if noted.is_noted_behind(taken) {
+            match step(shared, session, false) {
+                Step::Done => continue,
+                Step::Violation(why) => return Err(why),
+                Step::Full | Step::Held => {}
+                Step::None | Step::Slow | Step::Alone => break,
+            }
         }
         if !session.inbox.held.any() {
             session.shared.description.set_deferred(false);

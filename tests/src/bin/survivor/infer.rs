@@ -122,6 +122,8 @@ impl Infer {
     pub fn serve(&mut self, ms: u32, rounds: u32) -> Status<Option<u32>> {
         let began = Instant::now();
         let before = self.requests;
+        // For what the program did before.
+        cu!(cuCtxSynchronize).ok()?;
         while began.elapsed() < Duration::from_millis(ms.into()) {
             self.requests += 1;
             self.submit(rounds)?;
