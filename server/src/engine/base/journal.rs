@@ -213,6 +213,11 @@ impl<'a> Journal<'a> {
             .ok_or("servers end while its work runs again")
     }
 
+    /// Number of servers in a row that have executed the same commands again.
+    pub fn attempts(&self) -> u32 {
+        self.head.attempts.load(Ordering::Relaxed)
+    }
+
     fn entries(&self) -> Option<Vec<Entry>> {
         let end = self.head.end.load(Ordering::Acquire) as usize;
         if end > LEN {

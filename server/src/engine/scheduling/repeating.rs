@@ -8,7 +8,8 @@ use crate::engine::threads::shared::Shared;
 use mpsshim_proto::message::Op;
 use std::time::{Duration, Instant};
 
-/// How long other sessions wait for one session's work to complete. If a kernel faults meanwhile, it is known whose.
+/// How long other sessions wait for one session's work to complete; four times as long at each further attempt. If a kernel
+/// faults meanwhile, it is known whose.
 const ALONE: Duration = Duration::from_secs(1);
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_micros(50);
@@ -51,7 +52,9 @@ pub fn repeat(
 
 /// Executes deferred messages until all are done, or another thread has to go on with them.
 fn work(shared: &Shared, session: &mut Session, began: Instant) -> Result<(), String> {
-    while began.elapsed() < ALONE && !shared.gpu.is_lost() && !session.flow.wants_moment {
+    let attempts = session.shared.description.journal().attempts();
+    let alone = ALONE * 4u32.pow(attempts.saturating_sub(1).min(2));
+    while began.elapsed() < alone && !shared.gpu.is_lost() && !session.flow.wants_moment {
         if session.inbox.held.any() && session.may_work(&shared.gpu) {
             session.replay(shared)?;
         }

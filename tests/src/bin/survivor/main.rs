@@ -591,7 +591,7 @@ fn run() -> Status<bool> {
                     Some(own) => own,
                     None => Infer::new(state.fill, state.streams)?,
                 };
-                let Some(requests) = own.serve(argument, 1_000)? else {
+                let Some(requests) = own.serve(argument, 400)? else {
                     return Ok(false);
                 };
                 infer = Some(own);
