@@ -253,8 +253,11 @@ pub struct Part<'a> {
     /// Bytes behind the header.
     pub len: usize,
     /// Writes these.
-    pub fill: Box<dyn FnOnce(&mut [u8]) + 'a>,
+    pub fill: Fill<'a>,
 }
+
+/// Writes the bytes of a part.
+pub type Fill<'a> = Box<dyn FnOnce(&mut [u8]) + 'a>;
 
 #[cfg(test)]
 mod tests {

@@ -65,7 +65,8 @@ impl Session {
     /// Records that a graph is about to be launched.
     #[inline]
     pub fn note_graph_launch(&mut self) {
-        if !self.lasting.saved.graphs && !(self.flow.repeats && self.graphs_change_nothing()) {
+        let changes = || !self.flow.repeats || !self.graphs_change_nothing();
+        if !self.lasting.saved.graphs && changes() {
             self.lasting.saved.graphs = true;
             self.bind_to(Bonds::IMAGES);
         }
