@@ -128,7 +128,7 @@ impl Record {
     }
 }
 
-/// Version of the header's layout and of what it means.
+/// Version of the header's layout and meaning.
 const LAYOUT: u64 = 2;
 
 /// Fingerprint of the state that a server leaves to the next one: the formats of a description's messages, of its records

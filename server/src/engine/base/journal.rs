@@ -2,7 +2,7 @@
 //! whose kernels may run again from there (docs/design/0022-replay.md).
 //!
 //! It is an area of the description ([`crate::engine::base::description`]). A command is written down before it is executed
-//! or deferred, with its position in the ring. Another server executes again what the client had not waited for, if that is
+//! or deferred, with its position in the ring. Another server executes again the commands that the client had not waited for, if that is
 //! the same then as it was at first; the rest of the ring it executes as always.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -163,7 +163,7 @@ impl<'a> Journal<'a> {
             head[8..16].copy_from_slice(&part.token.to_le_bytes());
             head[16..18].copy_from_slice(&part.op.to_le_bytes());
             head[20..].copy_from_slice(&(part.len as u32).to_le_bytes());
-            // SAFETY: there is room, and nobody reads behind the published end.
+            // SAFETY: there is room, and readers stop at the published end.
             let to = unsafe { std::slice::from_raw_parts_mut(self.area.add(end), room - end) };
             to[..ENTRY].copy_from_slice(&head);
             (part.fill)(&mut to[ENTRY..ENTRY + part.len]);
@@ -194,7 +194,7 @@ impl<'a> Journal<'a> {
             .collect())
     }
 
-    /// Notes that this server executes again what the client has sent since this point.
+    /// Notes that this server repeats the commands since this point.
     ///
     /// # Errors
     /// Why it must not.
