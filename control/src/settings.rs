@@ -12,7 +12,7 @@ pub use mpsshim_proto::environment::{
     CONFIG, COPY_THREADS, CUDA_LIBRARY, DEVICE_MEM_GUARANTEE, DISABLE, HOST_MEMORY, LIBRARY, LOG,
     LOG_DIRECTORY, MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE,
     MOVED_MEMORY_DIRECTORY, NOTICES, NVML_LIBRARY, OVERSUBSCRIPTION, PIPE_DIRECTORY, QUARANTINE,
-    REQUIRED, SCHEDULING, SERVER, STANDBY, STATIC_PARTITIONING, TURNS,
+    REPLAY, REQUIRED, SCHEDULING, SERVER, STANDBY, STATIC_PARTITIONING, TURNS,
 };
 
 use crate::defaults::Defaults;
@@ -137,6 +137,14 @@ pub const TABLE: &[Setting] = &[
         default: "off; mps-run sets stderr",
         meaning: "stderr: the library says on standard error why the program is refused, or waits for more than a second \
                   before it is served. Read by the program.",
+    },
+    Setting {
+        name: REPLAY,
+        key: None,
+        default: "off",
+        meaning: "kernels: the program promises that its kernels may run again from the point where it last waited for all \
+                  of its work, as in inference. If its server ends or loses its context, what the program has in flight runs \
+                  again in the next server instead of ending the program with an error. In proxy mode. Read by the program.",
     },
     Setting {
         name: SERVER,

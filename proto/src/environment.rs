@@ -68,6 +68,8 @@ names! {
     QUARANTINE = "MPSSHIM_QUARANTINE";
     /// Where the library reports refusals and long waits.
     NOTICES = "MPSSHIM_NOTICES";
+    /// Whether a program's kernels may run again in the next server.
+    REPLAY = "MPSSHIM_REPLAY";
     /// Whether servers have standbys.
     STANDBY = "MPSSHIM_STANDBY";
     /// Whether multiprocessors can be reserved for clients.
@@ -83,23 +85,21 @@ pub const NVIDIA_PIPE_DIRECTORY: &str = "/tmp/nvidia-mps";
 pub const FOLDER_IN_NVIDIAS: &str = "mpsshim";
 
 /// Variables of the project's tests and images, which no program of the product reads.
-const OF_TESTS: [&str; 4] = [
-    "MPSSHIM_BUILT",
-    "MPSSHIM_SHIM",
-    "MPSSHIM_REPLAY",
-    "MPSSHIM_TAG",
-];
+const OF_TESTS: [&str; 3] = ["MPSSHIM_BUILT", "MPSSHIM_SHIM", "MPSSHIM_TAG"];
 /// Beginning of further such names.
 const TEST_PREFIX: &str = "MPSSHIM_TEST_";
 
 /// Most threads of [`COPY_THREADS`].
 pub const MOST_COPY_THREADS: usize = 15;
 
+/// The value of [`REPLAY`] by which a program promises that its kernels may run again from the point where it last waited.
+pub const REPLAY_KERNELS: &str = "kernels";
+
 /// Checks a value; the error completes the sentence that the setting begins.
 type Check = fn(&str) -> Result<(), String>;
 
 /// Settings whose invalid values are no errors of the programs that read them.
-const CHECKS: [(&str, Check); 11] = [
+const CHECKS: [(&str, Check); 12] = [
     (ACTIVE_THREAD_PERCENTAGE, percentage),
     (CLIENT_PRIORITY, priority),
     (PINNED_DEVICE_MEM_LIMIT, memory_limits),
@@ -107,6 +107,7 @@ const CHECKS: [(&str, Check); 11] = [
     (COPY_THREADS, copy_threads),
     (MANAGED_FAULTS, managed_faults),
     (NOTICES, notices),
+    (REPLAY, replay),
     (DISABLE, flag),
     (REQUIRED, flag),
     (STANDBY, flag),
@@ -225,6 +226,13 @@ fn notices(value: &str) -> Result<(), String> {
     }
 }
 
+fn replay(value: &str) -> Result<(), String> {
+    match value {
+        REPLAY_KERNELS | "off" => Ok(()),
+        _ => Err("is ignored: it is not kernels or off".to_owned()),
+    }
+}
+
 fn flag(value: &str) -> Result<(), String> {
     match value {
         "0" | "1" | "true" => Ok(()),
@@ -309,6 +317,10 @@ mod tests {
                 "is ignored: it is not auto, userfaultfd or signal",
             ),
             (
+                ("MPSSHIM_REPLAY", "1"),
+                "is ignored: it is not kernels or off",
+            ),
+            (
                 ("MPSSHIM_DISABLE", "no"),
                 "counts as 1: it is neither 0 nor 1",
             ),
@@ -322,6 +334,7 @@ mod tests {
             ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=1G"),
             ("MPSSHIM_COPY_THREADS", "15"),
             ("MPSSHIM_MANAGED_FAULTS", "signal"),
+            ("MPSSHIM_REPLAY", "kernels"),
             ("MPSSHIM_DISABLE", "0"),
         ];
         assert_eq!(of(&valid), [""; 0]);

@@ -39,7 +39,7 @@ pub const LONGEST_REASON: usize = 500;
 pub const WAIT_NOTICE: Duration = Duration::from_secs(1);
 
 /// Version of the wire format. Raised with any change to messages, ring, segment or handshake.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// Descriptors of a [`Welcome`] in proxy mode, in order.
 pub const WELCOME_DESCRIPTORS: [&str; 2] = ["segment (sealed memfd)", "doorbell (eventfd)"];

@@ -111,6 +111,17 @@ pub struct FaultCounts {
     pub waited_ns: AtomicU64,
 }
 
+/// How far a client has waited for its work, if its kernels may run again ([`crate::message::REPLAYS`]). Positions in the
+/// ring, bytes since the session began.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// All commands before it were complete when the client had waited for them.
+    pub rested: AtomicU64,
+    /// Here the client last saw a part of its commands complete while others were in flight.
+    pub seen: AtomicU64,
+}
+
 /// The first page.
 #[repr(C)]
 #[derive(Debug)]
@@ -151,6 +162,8 @@ pub struct Header {
     pub sleepers: [Sleeper; SLEEPERS],
     /// Faults in managed memory. Client: adds, relaxed; server: reads, for display only.
     pub faults: Line<FaultCounts>,
+    /// Progress that the client has seen. Client: release; server: acquire.
+    pub replay: Line<Progress>,
 }
 
 /// The memory of a ring inside a mapped segment.

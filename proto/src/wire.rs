@@ -7,7 +7,7 @@
 use crate::direct::{self, Page, Turn};
 use crate::handshake::{ClientHello, DescriptorNote, Welcome};
 use crate::ops::Op;
-use crate::segment::{self, FaultCounts, Header, Sleeper};
+use crate::segment::{self, FaultCounts, Header, Progress, Sleeper};
 use crate::user_memory::{self, UserMemory};
 use crate::{arena, message, ring};
 use mpsshim_api::cuda;
@@ -81,9 +81,10 @@ fn shared_memory() -> impl Iterator<Item = String> {
             device_arena_len server_pid device_count devices multiprocessors memory active_thread_centipercent priority),
         layout!(DescriptorNote: token len),
         layout!(Header: head tail express_head express_tail server_sleeps answers answer_status answer_len answer_sleeps state error posted_error
-            crowded sleeping sleepers faults),
+            crowded sleeping sleepers faults replay),
         layout!(Sleeper: slot value state),
         layout!(FaultCounts: faults waited_ns),
+        layout!(Progress: rested seen),
         layout!(Page: turn place memory),
         layout!(Turn: state asked devices free turns held_ns waited_ns submissions),
         layout!(UserMemory: used devices),

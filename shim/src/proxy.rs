@@ -32,6 +32,7 @@ pub mod pools;
 pub mod printing;
 pub mod private_pages;
 pub mod register;
+pub mod replay;
 pub mod shadow;
 pub mod sleepers;
 pub mod slots;

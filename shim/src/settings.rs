@@ -170,6 +170,14 @@ pub fn notices() -> bool {
     read(environment::NOTICES).is_some_and(|value| value == "stderr")
 }
 
+/// Whether the program's kernels may run again from the point where it last waited: `MPSSHIM_REPLAY` is `kernels`.
+pub fn replays_kernels() -> bool {
+    read(environment::REPLAY).is_some_and(|value| {
+        let value = value.to_str().map(str::trim);
+        value == Some(environment::REPLAY_KERNELS)
+    })
+}
+
 /// Warnings about unknown names and invalid values in the program's environment.
 pub fn warnings() -> Vec<String> {
     environment::warnings(std::env::vars_os())

@@ -24,6 +24,13 @@ impl Survivor {
         Survivor::start_by(preloaded(artifact("survivor"), place.pipe()))
     }
 
+    /// One whose kernels may run again.
+    pub fn start_with_replay(place: &Place) -> Survivor {
+        let mut command = preloaded(artifact("survivor"), place.pipe());
+        command.env("MPSSHIM_REPLAY", "kernels");
+        Survivor::start_by(command)
+    }
+
     /// One with that user and group, for a test that is root.
     pub fn start_as(place: &Place, user: u32, group: u32) -> Survivor {
         let mut command = preloaded(artifact("survivor"), place.pipe());

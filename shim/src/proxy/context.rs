@@ -27,6 +27,7 @@ use parking_lot::{Mutex, MutexGuard, RwLock};
 use crate::ffi::Status;
 use crate::loader::genuine;
 use crate::proxy::pages;
+use crate::proxy::replay;
 use crate::proxy::submit::{Session, session};
 use crate::proxy::wait::Policy;
 use crate::{settings, thread};
@@ -477,7 +478,7 @@ impl Device {
         if !*attached {
             let body = Attach {
                 device: server,
-                pad: 0,
+                flags: replay::wish(),
             };
             session.request(Op::Attach, &body, &[])?.status.ok()?;
             *attached = true;

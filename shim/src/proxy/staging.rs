@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use crate::ffi::Status;
 use crate::proxy::copying::{self, Given, Helpers};
 use crate::proxy::memory;
+use crate::proxy::replay;
 use crate::proxy::stream::{self, StreamRef, Target};
 use crate::proxy::submit::{Ring, Session};
 
@@ -67,6 +68,8 @@ enum State {
         mark: Option<Target>,
         /// Order in which chunks were used.
         sequence: u64,
+        /// Position in the ring just behind the copy.
+        sent: u64,
     },
 }
 
@@ -115,6 +118,12 @@ impl Chunks {
                     || stream.handle() == handle && stream::has_reached(session, stream, at)
             }
         })?;
+        // The server keeps a copy of what it was sent through the staging area.
+        if let State::Read { sent, .. } = states[found]
+            && self.side == Side::Host
+        {
+            replay::overwrites(session, sent);
+        }
         states[found] = State::Taken;
         Some(found)
     }
@@ -190,10 +199,10 @@ impl Chunks {
         let submitted = session.ring().and_then(|mut ring| {
             submit(&mut ring, (self.offset(chunk), self.side))?;
             stream.count(&ring);
-            Ok(stream.position())
+            Ok((stream.position(), ring.position()))
         });
-        let at = match submitted {
-            Ok(at) => at,
+        let (at, sent) = match submitted {
+            Ok(submitted) => submitted,
             Err(status) => {
                 self.give_back(chunk);
                 return Err(status);
@@ -205,6 +214,7 @@ impl Chunks {
             at,
             mark: None,
             sequence: sequence(),
+            sent,
         };
         self.set(chunk, state);
         self.mark_unmarked(session, stream, limit)

@@ -25,6 +25,7 @@ use crate::ffi::Status;
 use crate::proxy::context::{self, Context};
 use crate::proxy::objects::{Entry, Table};
 use crate::proxy::pages;
+use crate::proxy::replay;
 use crate::proxy::submit::{Ring, Session};
 use crate::proxy::wait::{self, Policy};
 use crate::proxy::waited::{self, Seen};
@@ -392,7 +393,7 @@ fn destroy_with(session: &Session, ring: &mut Ring<'_>, entry: StreamRef) -> Sta
         && entry.is_busy()
         && entry.own.marked.load(Ordering::Relaxed) < entry.own.submitted.load(Ordering::Relaxed)
     {
-        mark_in(ring, entry, handle)?
+        mark_in(ring, entry, (handle, 0))?
     } else {
         entry.last_mark()
     };
@@ -436,12 +437,12 @@ pub fn submit_apart<T: IntoBytes + Immutable>(
     Ok(())
 }
 
-/// Puts a mark into the ring.
-fn mark_in(ring: &mut Ring<'_>, stream: &Stream, handle: u64) -> Status<Target> {
+/// Puts a mark into the ring, one of those with this token that are waited for together, or 0.
+fn mark_in(ring: &mut Ring<'_>, stream: &Stream, (handle, token): (u64, u64)) -> Status<Target> {
     let value = stream.mark.load(Ordering::Relaxed).wrapping_add(1);
     ring.put(
         Op::Mark,
-        0,
+        token,
         &Mark {
             stream: handle,
             slot: stream.slot(),
@@ -481,7 +482,7 @@ pub fn mark(ring: &mut Ring<'_>, stream: StreamRef) -> Status<Target> {
     if stream.marked() >= stream.position() {
         return Ok(stream.last_mark());
     }
-    mark_in(ring, stream, stream.handle())
+    mark_in(ring, stream, (stream.handle(), 0))
 }
 
 /// As [`mark`]; `None` when everything is known to be complete.
@@ -586,6 +587,7 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
     let mut targets = Vec::with_capacity(busy.len());
     if !busy.is_empty() {
         let mut ring = session.ring()?;
+        let token = replay::token(&ring);
         for stream in busy {
             if stream.handle() != 0 {
                 let covered = stream.own.marked.load(Ordering::Relaxed)
@@ -593,7 +595,7 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
                 let target = if covered {
                     stream.last_mark()
                 } else {
-                    mark_in(&mut ring, stream, stream.handle())?
+                    mark_in(&mut ring, stream, (stream.handle(), token))?
                 };
                 targets.push((stream, target));
             }

@@ -548,6 +548,11 @@ impl Ring<'_> {
         self.session
     }
 
+    /// Bytes put into the ring since the session began.
+    pub fn position(&self) -> u64 {
+        self.sender.producer.position()
+    }
+
     /// Writes one message: a struct and trailing bytes.
     #[inline]
     pub fn put<T: IntoBytes + Immutable>(

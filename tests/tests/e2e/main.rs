@@ -35,6 +35,7 @@ mod pinned;
 mod prompt;
 mod proxy;
 mod quarantine;
+mod replay;
 mod required;
 mod restart;
 mod runs;

@@ -151,7 +151,7 @@ fn a_memset_fills_its_rows_with_elements_of_its_width() {
 
 /// Memory of a device.
 fn memory_on(peer: &mut Peer, device: u32) -> u64 {
-    let attach = Attach { device, pad: 0 };
+    let attach = Attach { device, flags: 0 };
     peer.ask_as(0, Op::Attach, &attach, &[]).expect("attach");
     let body = MemGrant {
         len: 4096,

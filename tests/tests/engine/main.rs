@@ -28,7 +28,7 @@ fn engine() -> (MutexGuard<'static, InProcess>, Counts) {
         let engine = InProcess::start(&driver(), MarkKind::Auto).expect("an engine");
         let mut peer = engine.connect().expect("a session");
         for device in [0, 1] {
-            let attach = Attach { device, pad: 0 };
+            let attach = Attach { device, flags: 0 };
             peer.ask_as(0, Op::Attach, &attach, &[]).expect("attach");
         }
         drop(peer);

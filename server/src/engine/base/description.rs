@@ -2,10 +2,11 @@
 //! that made them, and whether work is in flight.
 //!
 //! It is a memory file accessible to servers only; the keeper ([`crate::keeper`]) holds a descriptor of it. The first
-//! page holds the session's state; records follow, in one of two areas. A record is appended before its message is
+//! pages hold the session's state; records follow, in one of two areas. A record is appended before its message is
 //! answered, and takes effect once the header's end includes it. When an area is full, the current records are copied
 //! to the other one. If the server is killed at any instant, the description is still correct.
 
+use crate::engine::base::journal::{self, Journal};
 use crate::engine::base::kinds::{End, FORMAT, Kind};
 use crate::keeper;
 use mpsshim_model::bonds::Bonds;
@@ -30,7 +31,7 @@ const AREA: usize = 2 << 20;
 /// Maximum bytes of current records in an area; with more, it would be compacted again and again.
 const FULL: usize = AREA / 4 * 3;
 /// Bytes of the whole file.
-const LEN: usize = HEADER + 2 * AREA;
+const LEN: usize = HEADER + 2 * AREA + journal::LEN;
 /// Bit of [`Header::end`] that selects the second area.
 const SECOND: u64 = 1 << 63;
 
@@ -71,6 +72,7 @@ struct Header {
     /// The session's weight if an operator has set it; 0: its initial weight.
     weight: AtomicU32,
     waiting_at: AtomicU64,
+    journal: journal::Head,
     streams: [Progress; STREAMS],
 }
 
@@ -126,10 +128,13 @@ impl Record {
     }
 }
 
+/// Version of the header's layout and meaning.
+const LAYOUT: u64 = 2;
+
 /// Fingerprint of the state that a server leaves to the next one: the formats of a description's messages, of its records
 /// and of the keeper's descriptors.
 pub fn fingerprint() -> u64 {
-    wire::fingerprint() ^ FORMAT ^ keeper::FORMAT.rotate_right(8)
+    wire::fingerprint() ^ LAYOUT ^ FORMAT ^ keeper::FORMAT.rotate_right(8)
 }
 
 /// The mapped file. Any thread reads it; only the thread that runs the session writes it.
@@ -180,6 +185,17 @@ impl Description {
         let at = HEADER + if second { AREA } else { 0 };
         // SAFETY: inside the mapping.
         unsafe { self.mapping.base().add(at) }
+    }
+
+    /// The session's commands since its client last waited.
+    pub fn journal(&self) -> Journal<'_> {
+        // SAFETY: the area is inside the mapping, behind the two of the records, and lives as long as self.
+        unsafe {
+            Journal::new(
+                &self.header().journal,
+                self.mapping.base().add(LEN - journal::LEN),
+            )
+        }
     }
 
     /// The reasons that bind the session to its context.
@@ -251,6 +267,7 @@ impl Description {
             !busy && reached
         };
         header.deferred.load(Ordering::Acquire) == 0
+            && !self.journal().is_owed()
             && header.retired.load(Ordering::Acquire) == 0
             && header.streams.iter().all(rests)
     }

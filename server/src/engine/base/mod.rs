@@ -12,6 +12,7 @@ pub mod graph_templates;
 pub mod graph_turns;
 pub mod health;
 pub mod jit;
+pub mod journal;
 pub mod keeping;
 pub mod kinds;
 pub mod machine;

@@ -12,7 +12,7 @@ use crate::engine::session::Session;
 use crate::engine::session::flow::OwnContext;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
-use mpsshim_proto::message::{Attach, Limit};
+use mpsshim_proto::message::{Attach, Limit, REPLAYS};
 
 /// Bytes (`CU_LIMIT_MAX_L2_FETCH_GRANULARITY`).
 const L2_FETCH_MAX: u64 = 128;
@@ -37,6 +37,9 @@ pub fn attach(session: &mut Session, shared: &Shared, body: Attach) -> Reply {
     device.attach(&shared.gpu.driver)?;
     // May partition the device: done here, where it may take time, rather than with the first stream.
     part_of(session, shared, device)?;
+    if body.flags & REPLAYS != 0 && shared.gpu.keeping.is_on() {
+        session.keep_journal();
+    }
     Ok(Vec::new())
 }
 
@@ -224,7 +227,10 @@ mod tests {
             let status = test.status(op, &body, &[]);
             assert_eq!(status, CUDA_ERROR_INVALID_DEVICE, "{op:?}");
         }
-        let second = Attach { device: 1, pad: 0 };
+        let second = Attach {
+            device: 1,
+            flags: 0,
+        };
         let status = test.status(Op::Attach, &second, &[]);
         assert_eq!((status, test.calls()), (CUDA_ERROR_INVALID_DEVICE, 0));
     }

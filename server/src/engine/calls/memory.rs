@@ -644,7 +644,10 @@ mod tests {
     #[test]
     fn a_client_is_told_of_memory_within_its_limit() {
         let mut test = Fixture::new(&[("cuMemGetInfo_v2", half_is_free as Function)]);
-        let first = Attach { device: 0, pad: 0 };
+        let first = Attach {
+            device: 0,
+            flags: 0,
+        };
         let info: MemInfo = test.reply(Op::MemInfo, &first, &[]).expect("numbers");
         assert_eq!((info.free, info.total), (500, 1000));
         let limit = |device, bytes| LimitMemory {
@@ -665,13 +668,19 @@ mod tests {
     #[test]
     fn memory_of_no_device_is_not_asked_for() {
         let mut test = Fixture::new(&[("cuMemGetInfo_v2", counts as Function)]);
-        let second = Attach { device: 1, pad: 0 };
+        let second = Attach {
+            device: 1,
+            flags: 0,
+        };
         let status = test.status(Op::MemInfo, &second, &[]);
         assert_eq!((status, test.calls()), (CUDA_ERROR_INVALID_DEVICE, 0));
         let refuses = fails::<{ CUDA_ERROR_NOT_SUPPORTED.0 }>;
         drop(test);
         let mut test = Fixture::new(&[("cuMemGetInfo_v2", refuses as Function)]);
-        let first = Attach { device: 0, pad: 0 };
+        let first = Attach {
+            device: 0,
+            flags: 0,
+        };
         let status = test.told(Op::MemInfo, &first, &[]);
         assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED);
         assert!(!test.has_ended());

@@ -2,12 +2,13 @@
 //!
 //! The keeper holds their descriptions, segments, connections and memory. Each session is created again from the
 //! messages that had created its objects, its memory is mapped at its old addresses, and execution resumes with the
-//! message that the previous server had not executed. Clients notice only a pause. A session that had work in flight or
-//! is bound to the lost context ends as if its server had ended.
+//! message that the previous server had not executed. Clients notice only a pause. A session that had work in flight which
+//! must not run again, or is bound to the lost context, ends as if its server had ended.
 
 use crate::engine::base::account::Account;
 use crate::engine::base::bounds::STACK;
 use crate::engine::base::description::{Description, Record};
+use crate::engine::base::journal::Entry;
 use crate::engine::base::kinds::{Kind, Stage, for_each_kind};
 use crate::engine::base::memory_file::MemoryFile;
 use crate::engine::base::moment::Moment;
@@ -16,7 +17,8 @@ use crate::engine::gpu::client_segment::Segment;
 use crate::engine::images::contents::Content;
 use crate::engine::lasting::messages::Client;
 use crate::engine::lasting::{self, Left, Lost};
-use crate::engine::scheduling::dispatch;
+use crate::engine::scheduling::{dispatch, repeating};
+use crate::engine::session::repeating::pending;
 use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::slow;
@@ -35,6 +37,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Most threads that restore sessions.
@@ -140,6 +143,14 @@ fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
         shared.gpu.keeping.forget(name);
     }
     keeper.settle();
+    // One after the other: if a kernel faults once more, it is known whose.
+    let restored = restored
+        .into_iter()
+        .filter_map(|(session, commands)| match commands {
+            Some(commands) => repeating::repeat(shared, session, commands),
+            None => Some(session),
+        });
+    let restored: Vec<Box<Session>> = restored.collect();
     let again = restored.len();
     let lost = all - again;
     for session in restored {
@@ -216,12 +227,16 @@ struct Begun {
     session: Box<Session>,
     /// The records of its other objects.
     records: Vec<Record>,
+    commands: InFlight,
 }
+
+/// A restored session, for its dispatch thread, with the commands to execute again.
+type Restored = (Box<Session>, InFlight);
 
 /// Restores the memory of a session.
 fn begin(shared: &Arc<Shared>, id: u64, left: &mut Left, spent: &mut Spent) -> Result<Begun, Lost> {
     let parts = Parts::take(id, left)?;
-    let (mut session, mut records) = open(shared, id, parts)?;
+    let (mut session, mut records, commands) = open(shared, id, parts)?;
     shared.roster.remember(&session.shared);
     shared.share_guarantees();
     let info = session.shared.info.clone();
@@ -234,6 +249,7 @@ fn begin(shared: &Arc<Shared>, id: u64, left: &mut Left, spent: &mut Spent) -> R
         Ok(()) => Ok(Begun {
             session,
             records: others,
+            commands,
         }),
         Err(why) => {
             dispatch::end(shared, session, Some(why.clone()));
@@ -243,7 +259,7 @@ fn begin(shared: &Arc<Shared>, id: u64, left: &mut Left, spent: &mut Spent) -> R
 }
 
 /// Restores the other objects of the sessions, several sessions at a time. Returns those that go on.
-fn finish_all(shared: &Arc<Shared>, begun: Vec<Begun>, spent: &mut Spent) -> Vec<Box<Session>> {
+fn finish_all(shared: &Arc<Shared>, begun: Vec<Begun>, spent: &mut Spent) -> Vec<Restored> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = processors.min(MOST_THREADS).min(begun.len());
     let (queue, done) = (
@@ -256,7 +272,7 @@ fn finish_all(shared: &Arc<Shared>, begun: Vec<Begun>, spent: &mut Spent) -> Vec
             let id = begun.session.shared.info.session;
             panics::works_for(Some(id));
             match finish(shared, begun, &mut own) {
-                Ok(session) => done.lock().0.push(session),
+                Ok(restored) => done.lock().0.push(restored),
                 Err(why) => note_lost(shared, id, &why),
             }
         }
@@ -276,15 +292,16 @@ fn finish_all(shared: &Arc<Shared>, begun: Vec<Begun>, spent: &mut Spent) -> Vec
     });
     let (mut restored, others) = done.into_inner();
     spent.merge(others);
-    restored.sort_by_key(|session: &Box<Session>| session.shared.info.session);
+    restored.sort_by_key(|(session, _): &Restored| session.shared.info.session);
     restored
 }
 
-/// Restores the other objects of a session, for its dispatch thread.
-fn finish(shared: &Arc<Shared>, begun: Begun, spent: &mut Spent) -> Result<Box<Session>, Lost> {
+/// Restores the other objects of a session.
+fn finish(shared: &Arc<Shared>, begun: Begun, spent: &mut Spent) -> Result<Restored, Lost> {
     let Begun {
         mut session,
         records,
+        commands,
     } = begun;
     // If it takes long, the last such lines name the client.
     tracing::info!("Restoring client {}", session.shared.info);
@@ -296,11 +313,14 @@ fn finish(shared: &Arc<Shared>, begun: Begun, spent: &mut Spent) -> Result<Box<S
         watched.map_err(|error| format!("its connection cannot be watched: {error}"))
     });
     session.objects.graphs.restored();
+    // If this server ends before it has executed them, the next one has to.
+    let journal = session.shared.description.journal();
+    journal.set_owed(commands.is_some());
     session.shared.description.reset();
     session.lasting.kept = true;
     session.note_bonds(&shared.images);
     match made {
-        Ok(()) => Ok(session),
+        Ok(()) => Ok((session, commands)),
         Err(why) => {
             dispatch::end(shared, session, Some(why.clone()));
             Err(why)
@@ -315,8 +335,14 @@ fn turn_away(parts: Parts, uid: u32, why: Lost) -> Lost {
     why
 }
 
-/// Creates the session in its initial state and returns it with the records of its objects.
-fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Vec<Record>), Lost> {
+/// The commands to execute again, if the session had work in flight. The last of it may still be in the ring.
+type InFlight = Option<Vec<Entry>>;
+
+/// A session in its initial state, the records of its objects, and the commands to execute again once it has these.
+type Opened = (Box<Session>, Vec<Record>, InFlight);
+
+/// Creates the session in its initial state.
+fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
     let mut records = Vec::new();
     let mut client = None;
     if parts.description.is_of_this_release() {
@@ -332,8 +358,8 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
         return Err(turn_away(parts, 0, why));
     };
     let uid = client.info.uid;
-    let rings = match may_go_on(&parts) {
-        Ok(rings) => rings,
+    let (rings, commands) = match may_go_on(&parts) {
+        Ok(found) => found,
         Err(why) => return Err(turn_away(parts, uid, why)),
     };
     let account = match shared.roster.admission.users().place(uid) {
@@ -386,18 +412,27 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<(Box<Session>, Ve
     let mut session = Box::new(Session::new(own, home));
     [session.inbox.consumer, session.inbox.express] = rings;
     session.objects.places = places;
-    Ok((session, records))
+    session.flow.repeats = session.shared.description.journal().is_on();
+    Ok((session, records, commands))
 }
 
-/// Checks whether a session may be restored. Returns its rings, which are valid as long as the segment's mapping.
-fn may_go_on(parts: &Parts) -> Result<[Consumer<RingMemory>; 2], Lost> {
+/// Its command ring and its express ring, which are valid as long as the segment's mapping.
+type Rings = [Consumer<RingMemory>; 2];
+
+/// Checks whether a session may be restored. Returns its rings, and the commands to execute again.
+fn may_go_on(parts: &Parts) -> Result<(Rings, InFlight), Lost> {
     let bonds = parts.description.bonds();
     if !bonds.is_empty() {
         return Err(format!("it was bound to its context by {bonds}"));
     }
     let flag = |slot: u32, value: u32| reached(segment::flag_of(&parts.segment, slot), value);
+    let mut commands = None;
     if !parts.description.is_at_rest(flag) {
-        return Err("it had work in flight".into());
+        // SAFETY: the mapping has SEGMENT_LEN bytes, and its first page is a header, which is all atomics.
+        let header = unsafe { &*parts.segment.base().cast::<segment::Header>() };
+        let journal = parts.description.journal();
+        commands = Some(pending(journal, header, flag)?);
+        journal.note_attempt(header.replay.0.rested.load(Ordering::Acquire))?;
     }
     // SAFETY: the mapping has SEGMENT_LEN bytes and is kept by the session that gets the consumer.
     let ring = unsafe { RingMemory::new(parts.segment.base()) };
@@ -415,7 +450,7 @@ fn may_go_on(parts: &Parts) -> Result<[Consumer<RingMemory>; 2], Lost> {
     // SAFETY: as above.
     let express = unsafe { RingMemory::express(parts.segment.base()) };
     let express = Consumer::resume(express).map_err(|violation| violation.to_string())?;
-    Ok([consumer, express])
+    Ok(([consumer, express], commands))
 }
 
 /// Restores objects of a session, in this order.

@@ -483,6 +483,7 @@ fn take_up(
     message: Incoming<'_>,
     on_slow_lane: bool,
 ) -> Step {
+    session.note_command(message);
     if session.inbox.held.any() {
         match session.order(message) {
             Deferral::Now => {}

@@ -56,6 +56,7 @@ fn serve_waiting(session: &mut Session, shared: &Shared) -> Result<Served, Strin
         if !session.shared.at_work.load(Ordering::SeqCst) && !session.may_work(&shared.gpu) {
             return Ok(full);
         }
+        session.note_unrepeatable();
         let mut copy = vec![0; found.len as usize];
         let _ = session.inbox.express.copy_out(&found, 0, &mut copy);
         let op = Op::from_u16(found.op).filter(|op| matches!(op, Op::Copy | Op::Mark));

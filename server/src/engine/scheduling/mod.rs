@@ -8,6 +8,7 @@ pub mod own_context;
 pub mod parking;
 pub mod patience;
 pub mod reaper;
+mod repeating;
 pub mod resting;
 pub mod suspending;
 pub mod transfers;

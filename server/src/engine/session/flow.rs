@@ -82,6 +82,8 @@ pub struct Flow {
     pub stays: bool,
     /// Whether it has a context of its own.
     pub own: OwnContext,
+    /// The client's kernels may run again in another server, for which commands are noted.
+    pub repeats: bool,
     /// The quiescent point at which it makes its call; other sessions submit nothing meanwhile.
     pub moment: Option<Arc<Moment>>,
     /// The side whose images it still uses after a move; they are loaded again at its next quiescent point.
@@ -125,6 +127,7 @@ impl Flow {
             stayed: None,
             stays: false,
             own: OwnContext::default(),
+            repeats: false,
             moment: None,
             images_of: None,
             room_at: None,

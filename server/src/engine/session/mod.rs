@@ -7,6 +7,7 @@ pub mod lasting;
 pub mod objects;
 pub mod portable;
 pub mod quiet;
+pub mod repeating;
 pub mod suspension;
 
 use crate::engine::base::account::{Account, Memory};

@@ -95,7 +95,7 @@ pub unsafe extern "C" fn get_info(free: Out<usize>, total: Out<usize>) -> CUresu
         let context = context::current()?;
         let body = Attach {
             device: context.server_device,
-            pad: 0,
+            flags: 0,
         };
         let info: MemInfo = session()?.request(Op::MemInfo, &body, &[])?.read()?;
         let unused = memory::unused(context.server_device);

@@ -877,7 +877,7 @@ impl Maker<'_> {
                 op,
                 &Attach {
                     device: self.device(),
-                    pad: 0,
+                    flags: 0,
                 },
             ),
             Op::MemGrant => {

@@ -217,7 +217,7 @@ impl Oracle {
         let mut first = engine.connect()?;
         for device in 0..first.welcome.device_count {
             use mpsshim_proto::message::{Attach, Op};
-            let attach = Attach { device, pad: 0 };
+            let attach = Attach { device, flags: 0 };
             first.ask_as(0, Op::Attach, &attach, &[])?;
         }
         let session = first.welcome.session;

@@ -20,7 +20,10 @@
 //!   copies to one; `counted N` with the number of kernels that have counted. `count 1`: by a graph from now on;
 //! - `link`: leaves the address of a variable in another one; `linked`;
 //! - `share`: offers a block of device memory to other processes; `shared`;
+//! - `infer MS`: serves requests for some milliseconds and looks at their results; always has kernels in flight;
+//!   `inferred N` with the number of requests;
 //! - `wait MS`: launches a host function that takes some milliseconds; `waits`;
+//! - `call MS`: launches a host function that prints `called`, and a kernel that takes some milliseconds, and waits; the status;
 //! - `sparse BYTES`: allocates so many bytes of device memory, zero but for one word; again: looks whether they are what they
 //!   were, and changes the word; `sparse`;
 //! - `large BYTES`: has a kernel write to a variable with so many bytes; `touched`.
@@ -28,11 +31,13 @@
 //! A call that fails ends the program: the status is printed, and the exit status is 1. Wrong content ends it with status 2.
 
 mod graphs;
+mod infer;
 mod loops;
 mod remains;
 mod sparse;
 
 use graphs::Graphs;
+use infer::Infer;
 use loops::Loops;
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
@@ -490,6 +495,7 @@ fn run() -> Status<bool> {
     let mut counter: Option<Counter> = None;
     let mut graphs: Option<Graphs> = None;
     let mut loops: Option<Loops> = None;
+    let mut infer: Option<Infer> = None;
     say("started");
     for line in io::stdin().lock().lines() {
         let line = line.unwrap_or_default();
@@ -580,6 +586,17 @@ fn run() -> Status<bool> {
                 loops = Some(own);
                 say(&format!("looped {round}"));
             }
+            "infer" => {
+                let mut own = match infer.take() {
+                    Some(own) => own,
+                    None => Infer::new(state.fill, state.streams)?,
+                };
+                let Some(requests) = own.serve(argument, 400)? else {
+                    return Ok(false);
+                };
+                infer = Some(own);
+                say(&format!("inferred {requests}"));
+            }
             "count" => {
                 let mut counting = match counter.take() {
                     Some(counting) => counting,
@@ -614,6 +631,18 @@ fn run() -> Status<bool> {
                 cu!(cuLaunchHostFunc, state.streams[1], wait, ms).ok()?;
                 arrive()?;
                 say("waits");
+            }
+            "call" => {
+                extern "C" fn call(_: *mut c_void) {
+                    say("called");
+                }
+                let call: extern "C" fn(*mut c_void) = call;
+                let nothing = null_mut::<c_void>();
+                cu!(cuLaunchHostFunc, state.streams[0], call, nothing).ok()?;
+                let rounds = argument.saturating_mul(100_000);
+                launch(state.fill, state.streams[0], (state.computed, 1, rounds))?;
+                let status = cu!(cuStreamSynchronize, state.streams[0]);
+                say(&format!("{status}"));
             }
             "sparse" => {
                 let block = match &mut sparse {

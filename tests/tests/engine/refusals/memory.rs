@@ -61,7 +61,7 @@ fn limit(limit: u32, value: u64) -> Draft {
 }
 
 fn at(device: u32) -> Draft {
-    Draft::of(&Attach { device, pad: 0 })
+    Draft::of(&Attach { device, flags: 0 })
 }
 
 pub fn table() -> Table {

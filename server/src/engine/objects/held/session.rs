@@ -56,6 +56,23 @@ impl Session {
         Order::Taken
     }
 
+    /// Defers a message that the server before had taken from the ring, behind all others.
+    pub fn defer_again(&mut self, op: Op, token: u64, bytes: Vec<u8>) {
+        let touches = self.touches(Incoming::copied(op, token, &bytes));
+        let held = &mut self.inbox.held;
+        held.bytes += bytes.len();
+        held.block(touches);
+        held.backlog.push_back(Deferred {
+            op,
+            token,
+            bytes,
+            touches,
+            taken: None,
+        });
+        // It waits for nothing but its turn.
+        held.full = true;
+    }
+
     /// Returns the state of a shared event that belongs to a message being deferred. A deferred record counts as the
     /// event's latest, for which other sessions wait from now on; a deferred wait is for the record that is the latest
     /// now.

@@ -217,6 +217,10 @@ impl Session {
         let (index, raw) =
             prepare_work(self, &shared.gpu, first.body.stream, Runs::Nothing).ok()?;
         let begun = self.trace_clock(shared);
+        // They may be more than will be launched: the rest is not consumed.
+        let all = mark.map(|mark| mark.end);
+        self.note_commands_before(all.or(run.last().map(|last| last.end))?)
+            .ok()?;
         let stream = self.objects.streams.at_mut(index).ok()?;
         let room = shared.gpu.window().min(stream.pace.window()) as usize / 4;
         if room < 2 || mark.is_some() && run.len() > room {
@@ -238,6 +242,9 @@ impl Session {
                 return None;
             }
         }
+        let end = mark
+            .map(|mark| mark.end)
+            .or(run.last().map(|last| last.end))?;
         // Noted before the launch, since a fault may be seen before it returns.
         for one in run.iter().filter(|one| one.pieces().is_none()) {
             self.shared.launched.note(one.body.function, index);
@@ -246,10 +253,7 @@ impl Session {
             chains.refuse(&shared.gpu.driver);
             return None;
         }
-        let end = mark
-            .map(|mark| mark.end)
-            .or(run.last().map(|last| last.end));
-        self.inbox.consumer.consume_to(end?);
+        self.inbox.consumer.consume_to(end);
         let mut launches = 0;
         for one in run {
             match one.pieces() {

@@ -8,13 +8,16 @@ use crate::engine::calls::graph::saved::save_graphs;
 use crate::engine::calls::module::separate;
 use crate::engine::images::variables::AsLoaded;
 use crate::engine::lasting::{Lasting, Lost, Making, failed};
+use crate::engine::objects::events::Event;
 use crate::engine::objects::functions::{Function, Global};
 use crate::engine::objects::times::session::save_times;
 use crate::engine::session::Session;
 use crate::engine::session::bonds::UNTIL_SAVED;
 use crate::engine::threads::shared::Shared;
 use crossbeam_channel::Receiver;
-use mpsshim_api::cuda::{CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, CUresult};
+use mpsshim_api::cuda::{
+    CU_EVENT_DISABLE_TIMING, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_SUPPORTED, CUresult,
+};
 use mpsshim_control::panics;
 use mpsshim_model::bonds::Bonds;
 use std::collections::BTreeSet;
@@ -62,10 +65,20 @@ impl Session {
     /// Records that a graph is about to be launched.
     #[inline]
     pub fn note_graph_launch(&mut self) {
-        if !self.lasting.saved.graphs {
+        let changes = || !self.flow.repeats || !self.graphs_change_nothing();
+        if !self.lasting.saved.graphs && changes() {
             self.lasting.saved.graphs = true;
             self.bind_to(Bonds::IMAGES);
         }
+    }
+
+    /// Whether graphs of the session can neither write variables nor record events with times, so that nothing is to be
+    /// saved after their launches.
+    fn graphs_change_nothing(&self) -> bool {
+        let has_time = |event: &Event| event.flags & CU_EVENT_DISABLE_TIMING == 0;
+        self.objects.globals.is_empty()
+            && !self.objects.functions.iter().any(|one| one.keeps)
+            && !self.objects.events.iter().any(has_time)
     }
 
     /// Whether the session has changes that its description lacks and that can be saved.
@@ -144,6 +157,7 @@ impl Session {
         }
         self.lasting.saved.note_time(began.elapsed());
         self.lasting.saved.rests = None;
+        self.note_saved_amid();
         self.note_bonds(&shared.images);
     }
 

@@ -61,7 +61,7 @@ impl Shared {
                 "Whose kernel failed is not known; the first of {count} lines that the driver wrote: {first}"
             );
         }
-        for session in at_work {
+        for session in at_work.iter().filter(|one| !one.description.may_outlive()) {
             let id = session.info.session;
             let printed = match &printed {
                 Some((holder, text)) if *holder == id => &text[..],
@@ -120,6 +120,7 @@ impl Shared {
         let mut going_on = 0;
         let mut ending = Vec::new();
         let mut at_work = Vec::new();
+        let mut repeats = Vec::new();
         let sessions = self.roster.session_list();
         // Read after the list of sessions: a session leaving meanwhile is in both, not in neither.
         let leaving = self.roster.leaving_at_work();
@@ -130,16 +131,34 @@ impl Shared {
                 going_on += 1;
                 continue;
             }
+            let may_repeat = !is_at_rest && session.may_repeat();
+            // Nothing of it was executed in this context.
+            if session.description.journal().is_owed() && may_repeat {
+                session.description.set_outlives();
+                going_on += 1;
+                continue;
+            }
             if !is_at_rest {
                 at_work.push(session.clone());
             }
-            ending.push(session);
+            match may_repeat {
+                true => repeats.push(session),
+                false => ending.push(session),
+            }
         }
         for session in leaving {
             if !at_work.iter().any(|known| Arc::ptr_eq(known, &session)) {
                 at_work.push(session);
             }
         }
+        // The only session with work in flight has caused the fault, and would again.
+        if at_work.len() > 1 {
+            for session in repeats.drain(..) {
+                session.description.set_outlives();
+                going_on += 1;
+            }
+        }
+        ending.append(&mut repeats);
         // This must happen before any client can see the status.
         self.hand_out_text(status, &at_work);
         let suspects = at_work.iter().map(|session| session.suspect()).collect();

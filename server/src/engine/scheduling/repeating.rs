@@ -1,0 +1,82 @@
+//! Executes again what sessions of the server before had in flight, for clients that allow it
+//! (docs/design/0022-replay.md).
+
+use crate::engine::base::journal::Entry;
+use crate::engine::scheduling::dispatch::{self, Step, step};
+use crate::engine::session::Session;
+use crate::engine::threads::shared::Shared;
+use mpsshim_proto::message::Op;
+use std::time::{Duration, Instant};
+
+/// How long other sessions wait for one session's work to complete; four times as long at each further attempt. If a kernel
+/// faults meanwhile, it is known whose.
+const ALONE: Duration = Duration::from_secs(1);
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// Executes these commands of a restored session, and waits for them for a while. Returns the session unless it has ended.
+pub fn repeat(
+    shared: &Shared,
+    mut session: Box<Session>,
+    commands: Vec<Entry>,
+) -> Option<Box<Session>> {
+    // The next server then does it.
+    if shared.gpu.is_lost() {
+        return Some(session);
+    }
+    let (began, count) = (Instant::now(), commands.len());
+    session.enter();
+    for command in commands {
+        let Some(op) = Op::from_u16(command.op) else {
+            continue;
+        };
+        session.defer_again(op, command.token, command.bytes);
+    }
+    session.shared.description.set_deferred(true);
+    session.shared.description.journal().set_owed(false);
+    match work(shared, &mut session, began) {
+        Ok(()) => {
+            tracing::info!(
+                "{count} commands of client {} ran again, in {} ms",
+                session.shared.info,
+                began.elapsed().as_millis()
+            );
+            Some(session)
+        }
+        Err(why) => {
+            dispatch::end(shared, session, Some(why));
+            None
+        }
+    }
+}
+
+/// Executes deferred messages until all are done, or another thread has to go on with them.
+fn work(shared: &Shared, session: &mut Session, began: Instant) -> Result<(), String> {
+    let attempts = session.shared.description.journal().attempts();
+    let alone = ALONE * 4u32.pow(attempts.saturating_sub(1).min(2));
+    while began.elapsed() < alone && !shared.gpu.is_lost() && !session.flow.wants_moment {
+        if session.inbox.held.any() && session.may_work(&shared.gpu) {
+            session.replay(shared)?;
+        }
+        // What was noted and is still in the ring may have been submitted too.
+        let noted = session.shared.description.journal();
+        let taken = session.inbox.consumer.place().position();
+        if noted.is_noted_behind(taken) {
+            match step(shared, session, false) {
+                Step::Done => continue,
+                Step::Violation(why) => return Err(why),
+                Step::Full | Step::Held => {}
+                Step::None | Step::Slow | Step::Alone => break,
+            }
+        }
+        if !session.inbox.held.any() {
+            session.shared.description.set_deferred(false);
+            let mut streams = session.objects.streams.iter();
+            if streams.all(|stream| stream.is_drained(&shared.gpu)) {
+                break;
+            }
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}

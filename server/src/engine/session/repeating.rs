@@ -1,0 +1,329 @@
+//! Commands that another server may execute again ([`crate::engine::base::journal`]).
+
+use crate::engine::base::call::Incoming;
+use crate::engine::base::journal::{Entry, Journal, Part, Reach};
+use crate::engine::session::{Session, SessionShared};
+use mpsshim_proto::message::array::CopyBox;
+use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Mark, MarkEvent, Op, Side};
+use mpsshim_proto::ops::Change;
+use mpsshim_proto::ring::{ALIGN, Place, Violation};
+use mpsshim_proto::segment::{Header, reached};
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// What a command means for the execution of commands before it, and of itself, by another server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// It is executed again.
+    Repeats,
+    /// It need not be: it queries something, or makes an object, which the description has.
+    Passes,
+    /// It changes or ends an object: commands before it that the client has not waited for would find another one.
+    Changes,
+    /// It cannot be executed again.
+    Cannot,
+}
+
+fn role(op: Op) -> Role {
+    match op {
+        Op::Launch
+        | Op::Mark
+        | Op::CopyInline
+        | Op::Copy
+        | Op::CopyBox
+        | Op::Memset
+        | Op::EventRecord
+        | Op::StreamWaitEvent
+        | Op::MarkEvent
+        | Op::GraphLaunch => Role::Repeats,
+        Op::StreamCreate | Op::EventCreate | Op::GraphUpload | Op::LimitMemory => Role::Passes,
+        Op::StreamDestroy
+        | Op::EventDestroy
+        | Op::MemRelease
+        | Op::HostFree
+        | Op::ImageUnload
+        | Op::ImageLeave
+        | Op::AddressFree
+        | Op::PhysicalRelease
+        | Op::StreamAttribute => Role::Changes,
+        // These tell of work that is complete, or end the use of memory.
+        Op::EventElapsed | Op::UnmapMemory | Op::SetAccess | Op::SetLimit => Role::Changes,
+        _ if !op.is_request() => Role::Cannot,
+        _ => match op.change() {
+            Change::Nothing | Change::Makes(_) | Change::Own => Role::Passes,
+            Change::Sets(_) | Change::Ends(_) | Change::Binds => Role::Changes,
+        },
+    }
+}
+
+/// The flag that a command writes, and its value.
+fn mark_in(entry: &Entry) -> Option<(u32, u32)> {
+    match Op::from_u16(entry.op)? {
+        Op::Mark => {
+            let (mark, _) = Mark::read_from_prefix(&entry.bytes).ok()?;
+            Some((mark.slot, mark.value))
+        }
+        Op::MarkEvent => {
+            let (mark, _) = MarkEvent::read_from_prefix(&entry.bytes).ok()?;
+            Some((mark.slot, mark.value))
+        }
+        _ => None,
+    }
+}
+
+/// The commands without the marks that are written already. `has` tells whether a flag of the client has reached a value.
+///
+/// A client goes on when it sees a mark, unless it waits for others of the same token.
+///
+/// # Errors
+/// The client may go on, although a part of its work is in flight.
+fn without_marks(
+    mut commands: Vec<Entry>,
+    has: impl Fn(u32, u32) -> bool,
+) -> Result<Vec<Entry>, &'static str> {
+    let is_written = |entry: &Entry| mark_in(entry).is_some_and(|(slot, value)| has(slot, value));
+    let awaits = |entry: &Entry| mark_in(entry).is_some() && !is_written(entry) && entry.token != 0;
+    let awaited: HashSet<u64> = commands
+        .iter()
+        .filter(|entry| awaits(entry))
+        .map(|entry| entry.token)
+        .collect();
+    let goes_on = |entry: &Entry| is_written(entry) && !awaited.contains(&entry.token);
+    if commands.iter().any(goes_on) {
+        return Err("a part of its work in flight is complete");
+    }
+    commands.retain(|entry| !is_written(entry));
+    Ok(commands)
+}
+
+/// The commands that another server has to execute again, for a session with work in flight. `has` tells whether a flag of
+/// the client has reached a value.
+///
+/// # Errors
+/// Why the session is lost.
+pub fn pending(
+    journal: Journal<'_>,
+    header: &Header,
+    has: impl Fn(u32, u32) -> bool,
+) -> Result<Vec<Entry>, &'static str> {
+    let progress = &header.replay.0;
+    let reach = Reach {
+        // Partner: the client, which publishes it after it has waited.
+        rested: progress.rested.load(Ordering::Acquire),
+        seen: progress.seen.load(Ordering::Acquire),
+    };
+    let mut commands = without_marks(journal.pending(reach)?, has)?;
+    let taken = header.tail.0.load(Ordering::Acquire);
+    commands.retain(|entry| entry.is_taken(taken));
+    Ok(commands)
+}
+
+impl SessionShared {
+    /// Whether another server can execute again what is in flight.
+    pub fn may_repeat(&self) -> bool {
+        let has = |slot, value| reached(self.flag(slot), value);
+        self.description.bonds().is_empty()
+            && pending(self.description.journal(), self.header(), has).is_ok()
+    }
+
+    fn rested(&self) -> u64 {
+        self.header().replay.0.rested.load(Ordering::Acquire)
+    }
+}
+
+impl Session {
+    /// Begins to note commands for another server, as the client has asked for.
+    pub fn keep_journal(&mut self) {
+        self.flow.repeats = true;
+        self.shared.description.journal().set_on();
+    }
+
+    /// Called before the message at the ring's tail is executed or deferred.
+    #[inline]
+    pub fn note_command(&self, message: Incoming<'_>) {
+        if self.flow.repeats {
+            let place = self.inbox.consumer.place().after(message.len());
+            self.note_for_repeat(place, message);
+        }
+    }
+
+    /// As [`Session::note_command`], for all messages before this place.
+    ///
+    /// # Errors
+    /// The client violated the ring protocol.
+    #[inline]
+    pub fn note_commands_before(&mut self, end: Place) -> Result<(), Violation> {
+        if !self.flow.repeats {
+            return Ok(());
+        }
+        let mut place = self.inbox.consumer.place();
+        while place != end {
+            let Some(found) = self.inbox.consumer.peek_at(&mut place)? else {
+                break;
+            };
+            place = place.behind(&found);
+            if let Some(op) = Op::from_u16(found.op) {
+                let memory = *self.inbox.consumer.memory();
+                self.note_for_repeat(place, Incoming::in_ring(op, memory, &found));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that something was executed which is in no journal.
+    #[inline]
+    pub fn note_unrepeatable(&self) {
+        if self.flow.repeats {
+            let position = self.inbox.consumer.place().position();
+            let journal = self.shared.description.journal();
+            journal.refuse(position + u64::from(ALIGN));
+        }
+    }
+
+    /// Notes that the description now has the state behind all commands, although the client may not have waited for them:
+    /// executed again, they would begin from another state than at first.
+    pub fn note_saved_amid(&self) {
+        if self.flow.repeats {
+            let journal = self.shared.description.journal();
+            journal.trim(self.shared.rested());
+            if !journal.is_empty() {
+                journal.refuse(journal.noted());
+            }
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn note_for_repeat(&self, behind: Place, message: Incoming<'_>) {
+        let (journal, position) = (self.shared.description.journal(), behind.position());
+        if !journal.is_new(position) {
+            return;
+        }
+        journal.trim(self.shared.rested());
+        match role(message.op) {
+            Role::Repeats => self.write_into(journal, position, message),
+            Role::Passes => journal.pass(position),
+            Role::Changes if journal.is_empty() => journal.pass(position),
+            Role::Changes | Role::Cannot => journal.refuse(position),
+        }
+    }
+
+    fn write_into(&self, journal: Journal<'_>, position: u64, message: Incoming<'_>) {
+        let staging = Side::Staging as u32;
+        match message.op {
+            Op::Copy => {
+                // A message that is too short is a violation when it is executed.
+                let Ok(body) = message.body::<Copy>() else {
+                    return journal.refuse(position);
+                };
+                let (to, from) = (body.sides & 0xff, body.sides >> 8 & 0xff);
+                // The client uses the staging area for other copies soon.
+                if from == staging {
+                    return match self.staged(&body) {
+                        Some(parts) if to == Side::Device as u32 => journal.append(position, parts),
+                        _ => journal.refuse(position),
+                    };
+                }
+            }
+            Op::CopyBox => {
+                let from = message.body::<CopyBox>().map(|body| body.from.side);
+                if from.map_or(true, |side| side == staging) {
+                    return journal.refuse(position);
+                }
+            }
+            _ => {}
+        }
+        let whole = Part {
+            op: message.op as u16,
+            token: message.token,
+            len: message.len() as usize,
+            fill: Box::new(|to| _ = message.copy_out(0, to)),
+        };
+        journal.append(position, std::iter::once(whole));
+    }
+
+    /// A copy from the staging area, as messages that contain the data.
+    fn staged(&self, body: &Copy) -> Option<impl Iterator<Item = Part<'static>>> {
+        let Copy {
+            to,
+            from,
+            len,
+            stream,
+            ..
+        } = *body;
+        let data = self.shared.segment.staging_address(from, len).ok()?;
+        Some((0..len).step_by(INLINE_COPY_MAX).map(move |at| {
+            let len = (len - at).min(INLINE_COPY_MAX as u64);
+            let head = CopyInline {
+                to: to.wrapping_add(at),
+                stream,
+                len,
+            };
+            Part {
+                op: Op::CopyInline as u16,
+                token: 0,
+                len: size_of::<CopyInline>() + len as usize,
+                fill: Box::new(move |bytes| {
+                    let (start, rest) = bytes.split_at_mut(size_of::<CopyInline>());
+                    start.copy_from_slice(head.as_bytes());
+                    // SAFETY: inside the staging area, which the session keeps; the client may change the bytes, which
+                    // only affects its own copy.
+                    unsafe {
+                        let from = (data + at) as *const u8;
+                        std::ptr::copy_nonoverlapping(from, rest.as_mut_ptr(), rest.len());
+                    }
+                }),
+            }
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    fn mark(position: u64, token: u64, slot: u32) -> Entry {
+        let value = position as u32;
+        let body = Mark {
+            slot,
+            value,
+            ..Mark::new_zeroed()
+        };
+        Entry {
+            position,
+            op: Op::Mark as u16,
+            token,
+            bytes: body.as_bytes().to_vec(),
+        }
+    }
+
+    #[test]
+    fn marks_that_are_written_are_left_out_if_their_client_waits_for_others() {
+        let alone = || vec![mark(32, 0, 1)];
+        let together = || vec![mark(32, 9, 1), mark(64, 9, 2)];
+        let flags = |written: &'static [u32]| move |slot, _| written.contains(&slot);
+        assert_eq!(without_marks(alone(), flags(&[])), Ok(alone()));
+        assert!(without_marks(alone(), flags(&[1])).is_err());
+        assert_eq!(without_marks(together(), flags(&[])), Ok(together()));
+        let rest = Ok(vec![mark(64, 9, 2)]);
+        assert_eq!(without_marks(together(), flags(&[1])), rest);
+        assert!(without_marks(together(), flags(&[1, 2])).is_err());
+        let other = vec![mark(32, 9, 1), mark(64, 10, 2)];
+        assert!(without_marks(other, flags(&[1])).is_err());
+    }
+
+    #[test]
+    fn commands_with_effects_outside_of_the_session_are_not_repeated() {
+        for op in [Op::HostFunction, Op::MemOp, Op::ManagedMove, Op::PoolFree] {
+            assert_eq!(role(op), Role::Cannot, "{op:?}");
+        }
+        for op in [Op::EventDestroy, Op::GraphExecUpdate, Op::GraphNode] {
+            assert_eq!(role(op), Role::Changes, "{op:?}");
+        }
+        for op in [Op::MemGrant, Op::ImageLoad, Op::EventQuery, Op::EventCreate] {
+            assert_eq!(role(op), Role::Passes, "{op:?}");
+        }
+    }
+}

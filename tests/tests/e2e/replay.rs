@@ -1,0 +1,112 @@
+//! Sessions with work in flight whose kernels run again in the next server: `MPSSHIM_REPLAY=kernels`.
+
+use mpsshim_tests::control_daemon::{Place, wait_until};
+use mpsshim_tests::scene::{daemon, daemon_with};
+use mpsshim_tests::survivors::{ILLEGAL_ADDRESS, RPC_FAILURE, Survivor, kill_server, server};
+use std::time::Duration;
+
+/// Kills the server, and waits for the next one.
+fn end_server(place: &Place) {
+    let killed = kill_server(place);
+    wait_until("another server runs", || {
+        server(place).is_some_and(|pid| pid != killed)
+    });
+}
+
+fn requests(answer: &str) -> u32 {
+    let requests = answer.strip_prefix("inferred ");
+    let requests = requests.and_then(|requests| requests.parse().ok());
+    requests.unwrap_or_else(|| panic!("{answer}"))
+}
+
+/// How many commands ran again, by the log.
+fn repeated(place: &Place) -> usize {
+    place.log("server.log").matches("ran again").count()
+}
+
+#[test]
+fn work_in_flight_runs_again_after_kills_at_any_instant() {
+    let place = daemon();
+    let mut survivor = Survivor::start_with_replay(&place);
+    assert!(requests(&survivor.ask("infer 50")) > 0);
+    for round in 0..20u64 {
+        survivor.say("infer 300");
+        std::thread::sleep(Duration::from_micros(20_000 + round * 7_919 % 100_000));
+        end_server(&place);
+        let answer = survivor.program.line();
+        assert!(requests(&answer) > 0, "{}", place.log("server.log"));
+    }
+    let repeated = repeated(&place);
+    assert!(repeated >= 10, "{repeated} of 20");
+    survivor.round();
+    survivor.end();
+}
+
+#[test]
+fn without_the_setting_work_in_flight_is_lost() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    survivor.say("infer 60000");
+    std::thread::sleep(Duration::from_millis(100));
+    end_server(&place);
+    assert_eq!(survivor.program.line(), RPC_FAILURE);
+    assert_eq!(repeated(&place), 0);
+}
+
+#[test]
+fn a_fault_of_another_client_repeats_work_in_flight() {
+    let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
+    let mut survivors: Vec<Survivor> = (0..2)
+        .map(|_| Survivor::start_with_replay(&place))
+        .collect();
+    for _ in 0..5 {
+        let mut faulty = Survivor::start(&place);
+        for survivor in &mut survivors {
+            survivor.say("infer 1000");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(faulty.ask("stray"), ILLEGAL_ADDRESS);
+        for survivor in &mut survivors {
+            let answer = survivor.program.line();
+            assert!(requests(&answer) > 0, "{}", place.log("server.log"));
+        }
+    }
+    assert!(repeated(&place) >= 5, "{}", place.log("server.log"));
+    survivors.into_iter().for_each(Survivor::end);
+}
+
+/// A kernel that faults is not run again and again: beside others it runs once more, alone.
+#[test]
+fn the_client_whose_kernel_faults_does_not_go_on() {
+    let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
+    let mut survivor = Survivor::start_with_replay(&place);
+    for beside in [false, true, true] {
+        let mut faulty = Survivor::start_with_replay(&place);
+        faulty.round();
+        if beside {
+            survivor.say("infer 2000");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let answer = faulty.ask("stray");
+        assert_eq!(answer, ILLEGAL_ADDRESS, "{}", place.log("server.log"));
+        if beside {
+            let answer = survivor.program.line();
+            let log = place.log("server.log");
+            assert!(answer.starts_with("inferred "), "{answer}: {log}");
+        }
+        survivor.round();
+    }
+    survivor.end();
+}
+
+#[test]
+fn a_host_function_is_never_called_twice() {
+    let place = daemon();
+    let mut survivor = Survivor::start_with_replay(&place);
+    survivor.say("call 1000000");
+    assert_eq!(survivor.program.line(), "called");
+    std::thread::sleep(Duration::from_millis(50));
+    end_server(&place);
+    assert_eq!(survivor.program.line(), RPC_FAILURE);
+    assert_eq!(repeated(&place), 0);
+}
