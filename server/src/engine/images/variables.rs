@@ -10,17 +10,17 @@ use crate::engine::gpu::Gpu;
 use crate::engine::gpu::cubin::{Budget, EM_CUDA, KIND_TEXT, entries, is_constant};
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::footprint::{at_top, declarations, of_declaration, without_comments};
+use crate::engine::gpu::host::TRAY;
 use crate::engine::images::contents::{Content, Findings, Raw};
 use mpsshim_api::cuda::{
-    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_FOUND,
-    CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr, CUresult, CUstream,
+    CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr,
+    CUresult, CUstream,
 };
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionFlags, SymbolFlags};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
-use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// Images larger than this are analyzed only if their kernels keep state, bytes: the analysis delays each first load.
 pub const LONG: usize = 1 << 20;
@@ -236,8 +236,6 @@ pub struct AsLoaded {
     variables: Arc<[Variable]>,
     /// Address and initial contents of each.
     held: Vec<(CUdeviceptr, Before)>,
-    /// Ranges that contain them and that the driver copies, first address and bytes, in ascending order.
-    runs: OnceLock<Vec<(u64, u64)>>,
 }
 
 #[derive(Debug)]
@@ -310,7 +308,6 @@ impl AsLoaded {
         Ok(AsLoaded {
             variables: variables.clone(),
             held: all,
-            runs: OnceLock::new(),
         })
     }
 
@@ -320,40 +317,75 @@ impl AsLoaded {
         each.map(|((start, _), variable)| (*start, variable.len))
     }
 
-    /// Reads the current contents of each variable. No work of the image may be in flight.
+    /// Reads the current contents of each variable. No work of the image may be in flight. `by_kernel`: a kernel of the
+    /// server's may read them, since no kernel of others lets it wait for long.
     ///
     /// # Errors
     /// Driver errors; `CUDA_ERROR_OUT_OF_MEMORY` if the machine has too little memory.
-    pub fn read_again(&self, gpu: &Gpu, device: Ordinal) -> Result<Vec<Box<[u8]>>, CUresult> {
+    pub fn read_again(
+        &self,
+        gpu: &Gpu,
+        device: Ordinal,
+        by_kernel: bool,
+    ) -> Result<Vec<Box<[u8]>>, CUresult> {
         if !is_affordable(self.places().map(|(_, len)| len).sum()) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        if self.held.is_empty() {
-            return Ok(Vec::new());
-        }
         let device = &gpu.devices[device];
-        let (runs, all) = match self.runs.get() {
-            Some(runs) => (&runs[..], read_ranges(gpu, device, runs)?),
-            None => {
-                let mut places: Vec<(u64, u64)> = self.places().collect();
-                places.sort_unstable();
-                let (mut found, mut all) = (Vec::new(), Vec::new());
-                for run in runs(&places, GAP) {
-                    let read = |range| read_ranges(gpu, device, &[range]);
-                    for (range, bytes) in read_parts(&places[run], &read)? {
-                        found.push(range);
-                        all.push(bytes);
-                    }
-                }
-                (&self.runs.get_or_init(|| found)[..], all)
+        if by_kernel
+            && self.held.len() > FEW
+            && let Some(Ok(now)) = self.read_by_kernel(gpu, device)
+        {
+            return Ok(now);
+        }
+        let room = |(_, len): (u64, u64)| vec![0; len as usize].into_boxed_slice();
+        let mut now: Vec<Box<[u8]>> = self.places().map(room).collect();
+        if now.is_empty() {
+            return Ok(now);
+        }
+        on_stream(gpu, device, |stream| {
+            for ((start, len), bytes) in self.places().zip(&mut now) {
+                let to = bytes.as_mut_ptr() as u64;
+                (gpu.driver).memcpy_dtoh_async(to, start, len as usize, stream)?;
             }
+            Ok(())
+        })?;
+        Ok(now)
+    }
+
+    /// Reads neighbours together, which the driver refuses to copy. `None` if there is no kernel or too little room for it.
+    fn read_by_kernel(
+        &self,
+        gpu: &Gpu,
+        device: &Device,
+    ) -> Option<Result<Vec<Box<[u8]>>, CUresult>> {
+        let kernel = device.copy_kernel()?;
+        let runs = runs(self.places().collect());
+        // Where each run is in the tray: at the same offset from a multiple of 16 bytes as in device memory.
+        let mut end = 0;
+        let place = |(start, len): &(u64, u64)| {
+            let at = (end + 15 & !15) + (start & 15);
+            end = at + len;
+            at
         };
-        let of_place = |(start, len): (u64, u64)| {
+        let offsets: Vec<u64> = runs.iter().map(place).collect();
+        if end > TRAY as u64 {
+            return None;
+        }
+        let read = gpu.flags.collect(end as usize, |tray| {
+            on_stream(gpu, device, |stream| {
+                for ((start, len), at) in runs.iter().zip(&offsets) {
+                    kernel.launch(&gpu.driver, stream, (tray + at, *start, *len))?;
+                }
+                Ok(())
+            })
+        });
+        let of_place = |all: &[u8], (start, len): (u64, u64)| -> Box<[u8]> {
             let run = runs.partition_point(|(first, _)| *first <= start) - 1;
-            let at = (start - runs[run].0) as usize;
-            all[run][at..at + len as usize].into()
+            let at = (offsets[run] + start - runs[run].0) as usize;
+            all[at..at + len as usize].into()
         };
-        Ok(self.places().map(of_place).collect())
+        Some(read.map(|all| self.places().map(|place| of_place(&all, place)).collect()))
     }
 
     /// Names, including their NUL, and current contents of the variables whose contents differ from the initial ones.
@@ -425,70 +457,26 @@ impl AsLoaded {
     }
 }
 
-/// Largest gap between two variables that are read together, bytes: what the alignment of the next one may leave.
+/// Number of variables that copies read as fast as a kernel.
+const FEW: usize = 8;
+/// Largest gap between two variables that are read together, bytes: what the alignment of the next one may leave. It is
+/// on the page of one of them, since it is shorter than a page.
 const GAP: u64 = 256;
 
-/// Groups of neighbours among these variables, first addresses and bytes, in ascending order. A copy takes much longer
-/// than the bytes of a variable, so neighbours are read together.
-fn runs(places: &[(u64, u64)], gap: u64) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    let mut end = 0;
-    for (at, (start, len)) in places.iter().enumerate() {
+/// The ranges, first address and bytes, that contain these variables, in ascending order. Neighbours are in one range: a
+/// copy takes much longer than the bytes of a variable.
+fn runs(mut places: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
+    places.sort_unstable();
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for (start, len) in places {
         match runs.last_mut() {
-            Some(run) if *start < end + gap => run.end = at + 1,
-            _ => runs.push(at..at + 1),
+            Some((first, all)) if start - *first < *all + GAP => {
+                *all = (*all).max(start - *first + len);
+            }
+            _ => runs.push((start, len)),
         }
-        end = end.max(start + len);
     }
     runs
-}
-
-/// The range that contains these variables, first address and bytes.
-fn range_of(places: &[(u64, u64)]) -> (u64, u64) {
-    let first = places.first().map_or(0, |(start, _)| *start);
-    let end = places.iter().map(|(start, len)| start + len).max();
-    (first, end.unwrap_or(first) - first)
-}
-
-/// A range, first address and bytes, and its content.
-type Read = ((u64, u64), Vec<u8>);
-
-/// Reads neighbours together. The driver refuses to copy a range that lies in several of its allocations: then each half
-/// is tried.
-fn read_parts(
-    places: &[(u64, u64)],
-    read: &impl Fn((u64, u64)) -> Result<Vec<Vec<u8>>, CUresult>,
-) -> Result<Vec<Read>, CUresult> {
-    let range = range_of(places);
-    match read(range) {
-        Ok(bytes) => Ok(bytes.into_iter().map(|bytes| (range, bytes)).collect()),
-        Err(CUDA_ERROR_INVALID_VALUE) if places.len() > 1 => {
-            let (first, second) = places.split_at(places.len() / 2);
-            let mut found = read_parts(first, read)?;
-            found.extend(read_parts(second, read)?);
-            Ok(found)
-        }
-        Err(status) => Err(status),
-    }
-}
-
-/// Reads these ranges, first address and bytes, of a device's memory.
-fn read_ranges(
-    gpu: &Gpu,
-    device: &Device,
-    ranges: &[(u64, u64)],
-) -> Result<Vec<Vec<u8>>, CUresult> {
-    let room = |(_, len): &(u64, u64)| vec![0; *len as usize];
-    let mut all: Vec<Vec<u8>> = ranges.iter().map(room).collect();
-    on_stream(gpu, device, |stream| {
-        for ((start, len), bytes) in ranges.iter().zip(&mut all) {
-            let to = bytes.as_mut_ptr() as u64;
-            gpu.driver
-                .memcpy_dtoh_async(to, *start, *len as usize, stream)?;
-        }
-        Ok(())
-    })?;
-    Ok(all)
 }
 
 /// Clears `[start, start + len)` in device memory, which no work uses, and then stores bytes there, by their offsets.
@@ -546,36 +534,10 @@ mod tests {
 
     #[test]
     fn neighbours_are_read_together() {
-        let places = [(0, 4), (4, 4), (256, 8), (4096, 16), (5000, 8)];
-        assert_eq!(runs(&places, 256), [0..3, 3..4, 4..5]);
-        assert_eq!(range_of(&places[..3]), (0, 264));
-        assert_eq!(runs(&[(8, 16), (8, 8), (20, 2)], 0), [0..3]);
-        assert_eq!(range_of(&[(8, 16), (8, 8), (20, 2)]), (8, 16));
-        assert!(runs(&[], 256).is_empty());
-    }
-
-    #[test]
-    fn neighbours_in_different_allocations_are_read_apart() {
-        let places: Vec<(u64, u64)> = (0..10).map(|at| (at * 16, 8)).collect();
-        let tries = std::cell::Cell::new(0);
-        let read = |(start, len): (u64, u64)| {
-            tries.set(tries.get() + 1);
-            // An allocation ends at 96.
-            match start < 96 && start + len > 96 {
-                true => Err(CUDA_ERROR_INVALID_VALUE),
-                false => Ok(vec![vec![start as u8; len as usize]]),
-            }
-        };
-        let found = read_parts(&places, &read).unwrap();
-        let ranges: Vec<_> = found.iter().map(|(range, _)| *range).collect();
-        assert!(ranges.is_sorted());
-        let covered = |(start, len): (u64, u64)| {
-            let within = |(first, all): &(u64, u64)| *first <= start && start + len <= first + all;
-            ranges.iter().any(within)
-        };
-        assert!(places.iter().all(|place| covered(*place)), "{ranges:?}");
-        assert!(tries.get() < places.len());
-        assert!(read_parts(&places[5..7], &|_| Err(CUDA_ERROR_OUT_OF_MEMORY)).is_err());
+        let found = runs(vec![(4096, 16), (0, 4), (4, 4), (256, 8), (5000, 8)]);
+        assert_eq!(found, [(0, 264), (4096, 16), (5000, 8)]);
+        assert_eq!(runs(vec![(8, 8), (8, 16), (20, 2)]), [(8, 16)]);
+        assert!(runs(Vec::new()).is_empty());
     }
 
     #[test]
