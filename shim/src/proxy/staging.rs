@@ -118,7 +118,7 @@ impl Chunks {
                     || stream.handle() == handle && stream::has_reached(session, stream, at)
             }
         })?;
-        // The server keeps a copy of what it was sent through the staging area.
+        // The server keeps a copy of the data that came through the staging area.
         if let State::Read { sent, .. } = states[found]
             && self.side == Side::Host
         {

@@ -39,7 +39,7 @@ macro_rules! for_each_kind {
             Graph = 20: 2, Graphs, WithObject;
             /// An instance of a graph; the key is its handle.
             GraphExec = 21: 2, Instances, WithObject;
-            /// What was found in an image, so that the next server need not analyze it; the key is the image.
+            /// Findings about an image, so that the next server need not analyze it; the key is the image.
             Leaves = 22: 2, First, WithObject;
             /// Time of an event's last record; the key is the event's handle.
             Time = 23: 1, Contents, WithObject;
@@ -56,8 +56,8 @@ pub(in crate::engine) use for_each_kind;
 pub enum Stage {
     /// Before all objects.
     First,
-    /// Memory, which needs no other object. That of all sessions comes before all other objects of any session: what those
-    /// allocate must not take its addresses.
+    /// Memory, which needs no other object. The memory of all sessions comes before all other objects of any session, whose
+    /// allocations must not take its addresses.
     Memory,
     /// Objects that refer to none of the later stages.
     Objects,

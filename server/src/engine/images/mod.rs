@@ -53,7 +53,7 @@ type Unload = Box<dyn Fn(Unloading) + Send + Sync>;
 /// Most kernels, and most variables, of an image in [`Found`].
 const MOST_FOUND: usize = 4096;
 
-/// What was found in an image.
+/// Findings about an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
     /// State that is lost when it is loaded again elsewhere.
@@ -213,7 +213,7 @@ impl ImageStore {
             .receive(file.as_fd(), code.len() as u64, &hash, sent)
     }
 
-    /// What is known of an image. Bounded: of an image with too many kernels or variables, a part is left out.
+    /// The findings about an image. Bounded: of an image with too many kernels or variables, a part is left out.
     pub fn findings(&self, content: &Content) -> Found {
         let (hash, leaves) = (content.hash(), self.leaves(content));
         let calls = self.calls.known(hash);
@@ -225,7 +225,7 @@ impl ImageStore {
         }
     }
 
-    /// Records what the previous server found in the image with this hash.
+    /// Records findings of the previous server about the image with this hash.
     pub fn note_findings(&self, hash: &[u8; 32], found: Found) {
         let _ = self.outlasting.look_up(hash, || found.leaves);
         if let Some(calls) = found.calls {

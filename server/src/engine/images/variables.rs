@@ -459,7 +459,7 @@ impl AsLoaded {
 
 /// Number of variables that copies read as fast as a kernel.
 const FEW: usize = 8;
-/// Largest gap between two variables that are read together, bytes: what the alignment of the next one may leave. It is
+/// Largest gap between two variables that are read together, bytes: padding for the alignment of the next one. It is
 /// on the page of one of them, since it is shorter than a page.
 const GAP: u64 = 256;
 

@@ -34,7 +34,7 @@ pub struct Client {
     pub guarantee: BTreeMap<usize, u64>,
 }
 
-/// What was found in an image.
+/// Findings about an image.
 pub struct Leaves;
 
 impl Lasting for Leaves {

@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(saved.rest(), REST);
         saved.note_time(100 * MS);
         assert_eq!(saved.rest(), REST);
-        // Those that always take long are made after a longer rest.
+        // Snapshots that always take long are made after a longer rest.
         for _ in 0..10 {
             saved.note_time(5 * MS);
         }

@@ -258,7 +258,7 @@ fn begin(shared: &Arc<Shared>, id: u64, left: &mut Left, spent: &mut Spent) -> R
     }
 }
 
-/// Restores the other objects of the sessions, several sessions at a time. Returns those that go on.
+/// Restores the other objects of the sessions, several sessions at a time. Returns the restored ones.
 fn finish_all(shared: &Arc<Shared>, begun: Vec<Begun>, spent: &mut Spent) -> Vec<Restored> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = processors.min(MOST_THREADS).min(begun.len());

@@ -1,4 +1,4 @@
-//! Executes again what sessions of the server before had in flight, for clients that allow it
+//! Executes commands again that sessions of the server before had in flight, for clients that allow it
 //! (docs/design/0022-replay.md).
 
 use crate::engine::base::journal::Entry;
@@ -58,7 +58,7 @@ fn work(shared: &Shared, session: &mut Session, began: Instant) -> Result<(), St
         if session.inbox.held.any() && session.may_work(&shared.gpu) {
             session.replay(shared)?;
         }
-        // What was noted and is still in the ring may have been submitted too.
+        // Commands that were noted and are still in the ring may have been submitted too.
         let noted = session.shared.description.journal();
         let taken = session.inbox.consumer.place().position();
         if noted.is_noted_behind(taken) {

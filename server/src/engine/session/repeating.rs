@@ -12,7 +12,7 @@ use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What a command means for the execution of commands before it, and of itself, by another server.
+/// Effect of a command on the execution of commands before it, and of itself, by another server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// It is executed again.
@@ -120,7 +120,7 @@ pub fn pending(
 }
 
 impl SessionShared {
-    /// Whether another server can execute again what is in flight.
+    /// Whether another server can execute the work in flight again.
     pub fn may_repeat(&self) -> bool {
         let has = |slot, value| reached(self.flag(slot), value);
         self.description.bonds().is_empty()
