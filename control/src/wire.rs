@@ -3,45 +3,12 @@
 //! A command is one packet: [`MAGIC_UI`] and the command line. An answer is one or more packets: [`MAGIC_ANSWER`],
 //! a [`Mark`] byte, and text. Several commands may follow each other on one connection.
 
+use mpsshim_proto::answer::{HEADER, MAGIC_ANSWER};
+pub use mpsshim_proto::answer::{Mark, PACKET_LIMIT, parse as parse_answer};
 use mpsshim_proto::handshake::MAGIC_UI;
 
-/// First bytes of an answer.
-pub const MAGIC_ANSWER: [u8; 4] = *b"MPSR";
 /// Longest command line, bytes.
 pub const COMMAND_LIMIT: usize = 4096;
-/// Longest packet in either direction, bytes.
-pub const PACKET_LIMIT: usize = 16 * 1024;
-const HEADER: usize = MAGIC_ANSWER.len() + 1;
-
-/// How an answer continues after a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
-    /// Nothing; the command was done.
-    Done,
-    /// Nothing; the command failed.
-    Failed,
-    /// Another packet.
-    More,
-    /// Another packet; this one belongs to the note.
-    Note,
-}
-
-impl Mark {
-    fn byte(self) -> u8 {
-        match self {
-            Mark::Done => b'0',
-            Mark::Failed => b'1',
-            Mark::More => b'+',
-            Mark::Note => b'!',
-        }
-    }
-
-    fn from_byte(byte: u8) -> Option<Mark> {
-        [Mark::Done, Mark::Failed, Mark::More, Mark::Note]
-            .into_iter()
-            .find(|mark| mark.byte() == byte)
-    }
-}
 
 /// Result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,13 +76,6 @@ pub fn answer_packets(answer: &Answer) -> Vec<Vec<u8>> {
         }
         packets.push(packet(Mark::More, part));
     }
-}
-
-/// Mark and text of one packet of an answer. `None`: the packet is not part of an answer.
-pub fn parse_answer(packet: &[u8]) -> Option<(Mark, &[u8])> {
-    let rest = packet.strip_prefix(&MAGIC_ANSWER)?;
-    let (&mark, text) = rest.split_first()?;
-    Some((Mark::from_byte(mark)?, text))
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The contract between the shim, the server and the control daemon.
 
+pub mod answer;
 pub mod arena;
 pub mod direct;
 pub mod directory;

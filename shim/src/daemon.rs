@@ -31,10 +31,19 @@ pub fn directories() -> Vec<PathBuf> {
 
 /// The directory of the daemon, if there is one: only root or this process's user can have created it.
 pub fn directory() -> Option<PathBuf> {
+    find(false, PATIENCE)
+}
+
+/// The directory of the daemon whose clients are listed. Root may query any user's daemon that it names.
+pub fn directory_to_query(patience: Duration) -> Option<PathBuf> {
+    find(settings::pipe_directory().is_some(), patience)
+}
+
+fn find(any_owner: bool, patience: Duration) -> Option<PathBuf> {
     let named = settings::pipe_directory().is_some();
     let mut usable = directories();
     usable.retain(|path| {
-        match std::path::absolute(path).map(|path| directory::of_client(&path, named, false)) {
+        match std::path::absolute(path).map(|path| directory::of_client(&path, named, any_owner)) {
             Ok(Ok(_)) => true,
             Ok(Err(refused)) if refused.is_absent() => false,
             Ok(Err(refused)) => {
@@ -47,7 +56,8 @@ pub fn directory() -> Option<PathBuf> {
     });
     // Of several directories, the one in which a daemon listens.
     if usable.len() > 1 {
-        let listens = |path: &PathBuf| matches!(open(&path.join("control")), Ok(Some(_)));
+        let listens =
+            |path: &PathBuf| matches!(open_within(&path.join("control"), patience), Ok(Some(_)));
         return usable.into_iter().find(listens);
     }
     usable.pop()
@@ -60,6 +70,11 @@ pub fn is_reachable() -> bool {
 
 /// A connection; `None` if no daemon listens.
 pub fn open(path: &Path) -> io::Result<Option<OwnedFd>> {
+    open_within(path, PATIENCE)
+}
+
+/// As [`open`], for a client that waits no longer than this for each step.
+pub fn open_within(path: &Path, patience: Duration) -> io::Result<Option<OwnedFd>> {
     let Some(address) = address_of(path) else {
         tracing::warn!(path = %path.display(), "too long for a socket: not accepted as a daemon");
         return Ok(None);
@@ -72,7 +87,7 @@ pub fn open(path: &Path) -> io::Result<Option<OwnedFd>> {
     // SAFETY: the descriptor is new and ours.
     let socket = unsafe { OwnedFd::from_raw_fd(raw) };
     for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-        set_timeout(&socket, option, PATIENCE)?;
+        set_timeout(&socket, option, patience)?;
     }
     loop {
         // SAFETY: address and length describe `address`.

@@ -15,7 +15,8 @@
 //!    wrappers of [`direct`].
 //!
 //! A few functions of the C library are interposed besides, for registered memory: [`loader::signals`],
-//! [`loader::transfers`], [`loader::mappings`].
+//! [`loader::transfers`], [`loader::mappings`]. Functions of NVIDIA's management library list clients ([`nvml`]), which
+//! [`loader::dlsym`] and exports give to programs.
 //!
 //! Nothing happens in a constructor, and nothing is printed unless `MPSSHIM_LOG` asks for it ([`log`]).
 
@@ -31,6 +32,7 @@ mod log;
 mod mode;
 mod notices;
 mod nvidia_mps;
+mod nvml;
 mod proxy;
 mod refusal;
 mod settings;

@@ -1,6 +1,7 @@
 //! The symbols that the program links to or looks up in place of the driver's, and the location of the genuine driver.
 
 pub mod dlopen;
+pub mod dlsym;
 pub mod exports;
 pub mod gate;
 pub mod genuine;

@@ -3,7 +3,8 @@
 use object::{Object, ObjectSymbol};
 use std::collections::BTreeSet;
 
-/// What the library exports besides the driver's symbols: functions of the C library that it interposes, and its version.
+/// What the library exports besides the driver's symbols: functions of the C library and of NVML that it interposes, and
+/// its version.
 pub const INTERPOSED: &[&str] = &[
     "__fxstat",
     "__fxstat64",
@@ -34,6 +35,7 @@ pub const INTERPOSED: &[&str] = &[
     "clock_nanosleep",
     "connect",
     "dlopen",
+    "dlsym",
     "epoll_ctl",
     "epoll_pwait",
     "epoll_wait",
@@ -57,6 +59,14 @@ pub const INTERPOSED: &[&str] = &[
     "mpsshim_version",
     "mremap",
     "nanosleep",
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetComputeRunningProcesses_v2",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetMPSComputeRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v2",
+    "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetProcessUtilization",
+    "nvmlDeviceGetRunningProcessDetailList",
     "open",
     "open64",
     "openat",

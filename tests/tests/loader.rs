@@ -31,7 +31,11 @@ static FIXTURES: LazyLock<Fixtures> = LazyLock::new(|| {
         &format!("{at}/libcuda.so.1"),
         &[&library[..], &["-Wl,-soname,libcuda.so.1", "-ldl"]].concat(),
     );
-    cc("plugin.c", &format!("{at}/plugins/libplugin.so"), &library);
+    cc(
+        "plugin.c",
+        &format!("{at}/plugins/libplugin.so"),
+        &[&library[..], &["-ldl"]].concat(),
+    );
     cc(
         "needed.c",
         &format!("{at}/needed"),
@@ -167,10 +171,10 @@ fn every_name_of_the_driver_opens_the_shim() {
 }
 
 #[test]
-fn runpath_of_the_program_still_counts() {
+fn the_caller_of_a_lookup_still_counts() {
     says(
         &mut FIXTURES.program("runpath"),
-        "plugin 77\nnothing 0\nitself 1\n",
+        "plugin 77 1\nnothing 0\nitself 1\nnext 1\ndefault 1\nnvml 12 3\n",
     );
 }
 

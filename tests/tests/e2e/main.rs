@@ -25,6 +25,7 @@ mod metrics;
 mod mps_run;
 mod notices;
 mod nvidia_names;
+mod nvml;
 mod operator;
 mod operator_limits;
 mod outlive;

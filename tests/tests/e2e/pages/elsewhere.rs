@@ -317,6 +317,16 @@ pub const ELSEWHERE: &[Row] = &[
         "scrape_configs:\n",
         Text("lines of Prometheus' configuration"),
     ),
+    (
+        "docs/monitoring.md",
+        "mps-run nvidia-smi",
+        Test("e2e/nvml.rs::clients_are_processes_of_the_device"),
+    ),
+    (
+        "docs/monitoring.md",
+        "LD_PRELOAD=/usr/lib/mpsshim/libmpsshim.so nvitop",
+        Test("e2e/nvml.rs::programs_in_python_see_clients_too"),
+    ),
     ("docs/monitoring.md", "…", Text("whatever is to be traced")),
     ("docs/mpi.md", "## OpenMPI\nmpirun ", MPI),
     ("docs/mpi.md", "## MPICH\nmpirun ", MPI),
