@@ -452,8 +452,6 @@ pub struct ServerFlags {
     registration: Registration,
     free: Mutex<Vec<u32>>,
     rations: Arc<Rations>,
-    /// Whether the memory for [`ServerFlags::collect`] may still be written.
-    tray: Mutex<bool>,
 }
 
 /// Number of server flags.
@@ -476,8 +474,6 @@ pub struct Flag {
 
 /// A flag whose value is ignored.
 pub const SCRATCH: u32 = 0;
-/// Bytes behind the flags that [`ServerFlags::collect`] uses.
-pub const TRAY: usize = 64 << 10;
 
 impl ServerFlags {
     /// Allocates and registers the flags' memory.
@@ -485,7 +481,7 @@ impl ServerFlags {
     /// # Errors
     /// Driver errors.
     pub fn new(driver: &Driver) -> Result<ServerFlags, CUresult> {
-        let len = SERVER_FLAGS * FLAG_STRIDE + TRAY;
+        let len = SERVER_FLAGS * FLAG_STRIDE;
         let mapping = sealed_memfd(c"mpsshim-flags", len as u64)
             .and_then(|fd| Mapping::new(fd.as_fd(), len))
             .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -494,34 +490,7 @@ impl ServerFlags {
             registration,
             free: Mutex::new((SCRATCH + 1..SERVER_FLAGS as u32).rev().collect()),
             rations: Rations::new(SERVER_FLAGS),
-            tray: Mutex::default(),
         })
-    }
-    /// Has the GPU write up to [`TRAY`] bytes to host memory, and returns the first `len` of them. The function gets the
-    /// device address, which kernels of any context reach, and returns when nothing is written there any more.
-    ///
-    /// # Errors
-    /// Those of the function. Whether something is still written is unknown then, so the memory is not used again.
-    pub fn collect(
-        &self,
-        len: usize,
-        write: impl FnOnce(CUdeviceptr) -> Result<(), CUresult>,
-    ) -> Result<Vec<u8>, CUresult> {
-        let mut is_lost = self.tray.lock();
-        if *is_lost {
-            return Err(CUDA_ERROR_NOT_SUPPORTED);
-        }
-        let offset = SERVER_FLAGS * FLAG_STRIDE;
-        *is_lost = true;
-        write(self.registration.device_address() + offset as u64)?;
-        *is_lost = false;
-        let mut bytes = vec![0; len.min(TRAY)];
-        // SAFETY: the mapping has TRAY bytes at this offset and lives as long as self; nothing writes there now.
-        unsafe {
-            let from = self.registration.mapping().base().add(offset);
-            std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len());
-        }
-        Ok(bytes)
     }
     /// A flag for a stream with its current value; `None` if the session already has many.
     pub fn for_stream(&self, holder: &Holder) -> Option<(Flag, u32)> {

@@ -10,7 +10,6 @@ use crate::engine::gpu::Gpu;
 use crate::engine::gpu::cubin::{Budget, EM_CUDA, KIND_TEXT, entries, is_constant};
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::footprint::{at_top, declarations, of_declaration, without_comments};
-use crate::engine::gpu::host::TRAY;
 use crate::engine::images::contents::{Content, Findings, Raw};
 use mpsshim_api::cuda::{
     CUDA_ERROR_INVALID_IMAGE, CUDA_ERROR_NOT_FOUND, CUDA_ERROR_OUT_OF_MEMORY, CUdeviceptr,
@@ -317,75 +316,28 @@ impl AsLoaded {
         each.map(|((start, _), variable)| (*start, variable.len))
     }
 
-    /// Reads the current contents of each variable. No work of the image may be in flight. `by_kernel`: a kernel of the
-    /// server's may read them, since no kernel of others lets it wait for long.
+    /// Reads the current contents of each variable. No work of the image may be in flight.
     ///
     /// # Errors
     /// Driver errors; `CUDA_ERROR_OUT_OF_MEMORY` if the machine has too little memory.
-    pub fn read_again(
-        &self,
-        gpu: &Gpu,
-        device: Ordinal,
-        by_kernel: bool,
-    ) -> Result<Vec<Box<[u8]>>, CUresult> {
+    pub fn read_again(&self, gpu: &Gpu, device: Ordinal) -> Result<Vec<Box<[u8]>>, CUresult> {
         if !is_affordable(self.places().map(|(_, len)| len).sum()) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
-        let device = &gpu.devices[device];
-        if by_kernel
-            && self.held.len() > FEW
-            && let Some(Ok(now)) = self.read_by_kernel(gpu, device)
-        {
-            return Ok(now);
         }
         let room = |(_, len): (u64, u64)| vec![0; len as usize].into_boxed_slice();
         let mut now: Vec<Box<[u8]>> = self.places().map(room).collect();
         if now.is_empty() {
             return Ok(now);
         }
+        let (driver, device) = (&gpu.driver, &gpu.devices[device]);
         on_stream(gpu, device, |stream| {
             for ((start, len), bytes) in self.places().zip(&mut now) {
                 let to = bytes.as_mut_ptr() as u64;
-                (gpu.driver).memcpy_dtoh_async(to, start, len as usize, stream)?;
+                driver.memcpy_dtoh_async(to, start, len as usize, stream)?;
             }
             Ok(())
         })?;
         Ok(now)
-    }
-
-    /// Reads neighbours together, which the driver refuses to copy. `None` if there is no kernel or too little room for it.
-    fn read_by_kernel(
-        &self,
-        gpu: &Gpu,
-        device: &Device,
-    ) -> Option<Result<Vec<Box<[u8]>>, CUresult>> {
-        let kernel = device.copy_kernel()?;
-        let runs = runs(self.places().collect());
-        // Where each run is in the tray: at the same offset from a multiple of 16 bytes as in device memory.
-        let mut end = 0;
-        let place = |(start, len): &(u64, u64)| {
-            let at = (end + 15 & !15) + (start & 15);
-            end = at + len;
-            at
-        };
-        let offsets: Vec<u64> = runs.iter().map(place).collect();
-        if end > TRAY as u64 {
-            return None;
-        }
-        let read = gpu.flags.collect(end as usize, |tray| {
-            on_stream(gpu, device, |stream| {
-                for ((start, len), at) in runs.iter().zip(&offsets) {
-                    kernel.launch(&gpu.driver, stream, (tray + at, *start, *len))?;
-                }
-                Ok(())
-            })
-        });
-        let of_place = |all: &[u8], (start, len): (u64, u64)| -> Box<[u8]> {
-            let run = runs.partition_point(|(first, _)| *first <= start) - 1;
-            let at = (offsets[run] + start - runs[run].0) as usize;
-            all[at..at + len as usize].into()
-        };
-        Some(read.map(|all| self.places().map(|place| of_place(&all, place)).collect()))
     }
 
     /// Names, including their NUL, and current contents of the variables whose contents differ from the initial ones.
@@ -457,28 +409,6 @@ impl AsLoaded {
     }
 }
 
-/// Number of variables that copies read as fast as a kernel.
-const FEW: usize = 8;
-/// Largest gap between two variables that are read together, bytes: padding for the alignment of the next one. It is
-/// on the page of one of them, since it is shorter than a page.
-const GAP: u64 = 256;
-
-/// The ranges, first address and bytes, that contain these variables, in ascending order. Neighbours are in one range: a
-/// copy takes much longer than the bytes of a variable.
-fn runs(mut places: Vec<(u64, u64)>) -> Vec<(u64, u64)> {
-    places.sort_unstable();
-    let mut runs: Vec<(u64, u64)> = Vec::new();
-    for (start, len) in places {
-        match runs.last_mut() {
-            Some((first, all)) if start - *first < *all + GAP => {
-                *all = (*all).max(start - *first + len);
-            }
-            _ => runs.push((start, len)),
-        }
-    }
-    runs
-}
-
 /// Clears `[start, start + len)` in device memory, which no work uses, and then stores bytes there, by their offsets.
 ///
 /// # Errors
@@ -530,14 +460,6 @@ mod tests {
         };
         let found = variables(image.as_bytes(), 90)?;
         Some(found.into_iter().map(shown).collect())
-    }
-
-    #[test]
-    fn neighbours_are_read_together() {
-        let found = runs(vec![(4096, 16), (0, 4), (4, 4), (256, 8), (5000, 8)]);
-        assert_eq!(found, [(0, 264), (4096, 16), (5000, 8)]);
-        assert_eq!(runs(vec![(8, 8), (8, 16), (20, 2)]), [(8, 16)]);
-        assert!(runs(Vec::new()).is_empty());
     }
 
     #[test]

@@ -122,9 +122,21 @@ pub fn pending(
 impl SessionShared {
     /// Whether another server can execute the work in flight again.
     pub fn may_repeat(&self) -> bool {
+        if !self.description.journal().is_on() {
+            return false;
+        }
+        let bonds = self.description.bonds();
         let has = |slot, value| reached(self.flag(slot), value);
-        self.description.bonds().is_empty()
-            && pending(self.description.journal(), self.header(), has).is_ok()
+        let why = match pending(self.description.journal(), self.header(), has) {
+            _ if !bonds.is_empty() => format!("it is bound to its context by {bonds}"),
+            Ok(_) => return true,
+            Err(why) => why.to_owned(),
+        };
+        tracing::info!(
+            "Client {}: work in flight cannot run again: {why}",
+            self.info
+        );
+        false
     }
 
     fn rested(&self) -> u64 {

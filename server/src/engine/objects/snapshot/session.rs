@@ -205,8 +205,7 @@ impl Session {
                 .ok_or("variables of an image are not known")?;
             let bytes = variables.places().map(|(_, len)| len).sum();
             room = room.checked_sub(bytes).ok_or("they are too long")?;
-            let by_kernel = !shared.roster.fairness.has_long_blocks(place.1);
-            let now = variables.read_again(&shared.gpu, place.1, by_kernel);
+            let now = variables.read_again(&shared.gpu, place.1);
             let now = now.map_err(|status| {
                 shared.gpu.note_status(status);
                 "they cannot be read"
