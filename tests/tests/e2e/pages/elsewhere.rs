@@ -319,11 +319,6 @@ pub const ELSEWHERE: &[Row] = &[
     ),
     (
         "docs/monitoring.md",
-        "mps-run nvidia-smi",
-        Test("e2e/nvml.rs::clients_are_processes_of_the_device"),
-    ),
-    (
-        "docs/monitoring.md",
         "LD_PRELOAD=/usr/lib/mpsshim/libmpsshim.so nvitop",
         Test("e2e/nvml.rs::programs_in_python_see_clients_too"),
     ),
