@@ -473,6 +473,31 @@ fn send(
 /// Words of a control message with as many descriptors as a packet can have (`SCM_MAX_FD` of Linux), its header included.
 const CONTROL: usize = (16 + 253 * size_of::<RawFd>()).div_ceil(8) + 4;
 
+/// The process at the other end of a Unix socket (`SO_PEERCRED`). The pid is 0 for a process that this PID namespace does
+/// not have.
+///
+/// # Errors
+/// Those of `getsockopt(2)`.
+pub fn peer(socket: BorrowedFd<'_>) -> io::Result<libc::ucred> {
+    let mut found = libc::ucred {
+        pid: 0,
+        uid: 0,
+        gid: 0,
+    };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    // SAFETY: value and length describe `found`.
+    check(unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut found).cast(),
+            &raw mut len,
+        )
+    })?;
+    Ok(found)
+}
+
 /// Receives one packet into `bytes` with its descriptors (close-on-exec). `Ok((0, _))`: the peer is gone.
 ///
 /// # Errors

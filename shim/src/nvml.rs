@@ -1,5 +1,5 @@
-//! The processes of a device, as NVIDIA's management library reports them to nvidia-smi and other tools, with mpsshim's
-//! clients among them.
+//! The processes of a device, as NVIDIA's management library (NVML) reports them to tools, with mpsshim's clients among
+//! them. nvidia-smi has its list from an internal interface of NVML and does not call the functions here.
 //!
 //! NVML sees the server's process, which holds all memory of its clients. The functions here have the names of NVML's
 //! own. They call the genuine function, take the clients' memory off the server's entry and add an entry for each client

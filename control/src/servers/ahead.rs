@@ -70,8 +70,8 @@ impl InUse {
         self.again_at = None;
     }
 
-    fn put_off(&mut self, now: Instant) {
-        self.again_at = Some(now + SHORT_PAUSE);
+    fn put_off(&mut self, until: Instant) {
+        self.again_at = Some(until);
     }
 }
 
@@ -245,18 +245,15 @@ impl Servers {
             let due = self
                 .by_pid(pid)
                 .and_then(|server| self.images_due(server, standby, now));
-            if due.is_some_and(|at| at <= now) && !self.ask_for_images(pid) {
-                self.note_unasked(pid, now);
+            if due.is_some_and(|at| at <= now)
+                && !self.ask_for_images(pid)
+                && let Some(server) = self.by_pid_mut(pid)
+            {
+                // The server's link has no room, or is closed.
+                server.images.put_off(now + SETTLING);
             }
         }
         self.end_late_standbys(now);
-    }
-
-    /// The server's link has no room, or is closed: later.
-    fn note_unasked(&mut self, pid: i32, now: Instant) {
-        if let Some(server) = self.by_pid_mut(pid) {
-            server.images.again_at = Some(now + SETTLING);
-        }
     }
 
     /// Has a standby unload its images if a client needs the memory.
@@ -267,7 +264,7 @@ impl Servers {
         if !std::mem::take(&mut server.images.short) {
             return;
         }
-        server.images.put_off(now);
+        server.images.put_off(now + SHORT_PAUSE);
         let standby = &mut self.running[standby];
         let ordered = standby.link.as_ref().map(|link| link.order_unload());
         if matches!(ordered, Some(Ok(()))) {
@@ -314,7 +311,7 @@ mod tests {
         assert_eq!(images.due_at(2, now), Some(now));
         // Changes do not shorten the pause after a lack of memory.
         images.begin(2);
-        images.put_off(now);
+        images.put_off(now + SHORT_PAUSE);
         images.note_change(now);
         assert_eq!(images.due_at(2, now), Some(now + SHORT_PAUSE));
     }

@@ -2,9 +2,11 @@
 //!
 //! Their list is kept for [`FRESH`], so that programs that poll do not load the daemon. The connection is kept open.
 
+use std::io::Cursor;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use csv::StringRecord;
 use parking_lot::Mutex;
 
 use super::connection::Connection;
@@ -79,6 +81,9 @@ pub fn snapshot() -> Option<Arc<Snapshot>> {
         let (snapshot, wait) = match read(&mut known.connection) {
             Ok(snapshot) => (Some(Arc::new(snapshot)), FRESH),
             Err(error) => {
+                if error == Error::NoAnswer {
+                    tracing::info!("no list of clients from the daemon: NVML's own processes only");
+                }
                 known.connection = None;
                 (None, error.wait())
             }
@@ -103,10 +108,7 @@ impl Error {
     fn wait(self) -> Duration {
         match self {
             Error::Absent => ABSENT,
-            Error::NoAnswer => {
-                tracing::info!("no list of clients from the daemon: NVML's own processes only");
-                PAUSE
-            }
+            Error::NoAnswer => PAUSE,
         }
     }
 }
@@ -142,12 +144,12 @@ fn read(connection: &mut Option<Connection>) -> Result<Snapshot, Error> {
 fn snapshot_of(text: &str) -> Snapshot {
     let time = SystemTime::now().duration_since(UNIX_EPOCH);
     let mut rows: Vec<Row> = Vec::new();
-    let mut lines = records(text).into_iter();
+    let mut lines = records(text);
     let header = lines.next().unwrap_or_default();
     for line in lines {
         let field = |name: &str| {
             let column = header.iter().position(|column| column == name)?;
-            line.get(column).map(String::as_str)
+            line.get(column)
         };
         let Some(row) = Row::of(field) else {
             continue;
@@ -224,35 +226,16 @@ impl Row {
     }
 }
 
-/// The records of a text in csv (RFC 4180).
-fn records(text: &str) -> Vec<Vec<String>> {
-    let (mut records, mut record, mut field) = (Vec::new(), Vec::new(), String::new());
-    let mut is_quoted = false;
-    let mut characters = text.chars().peekable();
-    while let Some(character) = characters.next() {
-        match character {
-            '"' if is_quoted && characters.peek() == Some(&'"') => {
-                characters.next();
-                field.push('"');
-            }
-            '"' => is_quoted = !is_quoted,
-            ',' if !is_quoted => record.push(std::mem::take(&mut field)),
-            '\n' if !is_quoted => {
-                record.push(std::mem::take(&mut field));
-                records.push(std::mem::take(&mut record));
-            }
-            other => field.push(other),
-        }
-    }
-    if !field.is_empty() || !record.is_empty() {
-        record.push(field);
-        records.push(record);
-    }
-    records
+/// The records of a text in csv, up to a malformed one.
+fn records(text: &str) -> impl Iterator<Item = StringRecord> {
+    let mut reader = csv::ReaderBuilder::new();
+    let reader = reader.has_headers(false).flexible(true);
+    let records = reader.from_reader(Cursor::new(text.to_owned()));
+    records.into_records().map_while(Result::ok)
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
 
     const HEADER: &str =
@@ -262,7 +245,8 @@ mod tests {
         snapshot_of(&format!("{HEADER}\n{}\n", rows.join("\n")))
     }
 
-    fn client(pid: u32, memory: u64, share: Option<f64>) -> Client {
+    /// A client of server 10.
+    pub fn client(pid: u32, memory: u64, share: Option<f64>) -> Client {
         Client {
             pid,
             server: 10,
@@ -274,11 +258,10 @@ mod tests {
     #[test]
     fn csv_is_read_as_it_is_written() {
         let text = "a,b\n\"x,\"\"y\"\"\n\",\n1,2";
-        assert_eq!(
-            records(text),
-            [["a", "b"], ["x,\"y\"\n", ""], ["1", "2"]].map(|record| record.map(String::from))
-        );
-        assert!(records("").is_empty());
+        let found: Vec<StringRecord> = records(text).collect();
+        let found: Vec<Vec<&str>> = found.iter().map(|one| one.iter().collect()).collect();
+        assert_eq!(found, [["a", "b"], ["x,\"y\"\n", ""], ["1", "2"]]);
+        assert!(records("").next().is_none());
     }
 
     #[test]

@@ -52,7 +52,8 @@ impl Connection {
 
     /// Whether the daemon's process ids are this process's, too.
     pub fn has_our_process_ids(&self) -> bool {
-        let Some(daemon) = peer(&self.socket).filter(|pid| *pid > 0) else {
+        let peer = shm::peer(self.socket.as_fd());
+        let Some(daemon) = peer.ok().map(|peer| peer.pid).filter(|pid| *pid > 0) else {
             return false;
         };
         // A process of an inner namespace has a number in each.
@@ -119,25 +120,4 @@ fn inode(socket: &OwnedFd) -> Option<u64> {
     // SAFETY: writes one structure.
     let status = unsafe { libc::fstat(socket.as_raw_fd(), &raw mut found) };
     (status == 0 && found.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(found.st_ino)
-}
-
-/// The process at the other end; 0 if this PID namespace does not have it.
-fn peer(socket: &OwnedFd) -> Option<i32> {
-    let mut found = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: value and length describe `found`.
-    let status = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut found).cast(),
-            &raw mut len,
-        )
-    };
-    (status == 0).then_some(found.pid)
 }

@@ -187,16 +187,8 @@ pub fn samples(
 
 #[cfg(test)]
 mod tests {
+    use super::super::clients::tests::client;
     use super::*;
-
-    fn client(pid: u32, memory: u64, share: Option<f64>) -> Client {
-        Client {
-            pid,
-            server: 10,
-            memory,
-            share,
-        }
-    }
 
     fn process(pid: u32, used: u64, instance: u32) -> Process {
         Process {

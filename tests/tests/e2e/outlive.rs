@@ -268,38 +268,31 @@ fn variables_go_on_from_where_they_were() {
     survivors.into_iter().for_each(Survivor::end);
 }
 
-#[test]
-fn graphs_go_on_as_they_were() {
+/// Two clients whose requests are answered with their number go on over twelve ends of the server.
+fn go_on_as_they_were(request: &str, answer: &str) {
     let place = daemon();
     let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
     for round in 1..=12 {
         for survivor in &mut survivors {
-            assert_eq!(survivor.ask("replay"), format!("replayed {round}"));
+            assert_eq!(survivor.ask(request), format!("{answer} {round}"));
         }
         end_server(&place, 2, round);
     }
     for survivor in &mut survivors {
-        assert_eq!(survivor.ask("replay"), "replayed 13");
+        assert_eq!(survivor.ask(request), format!("{answer} 13"));
         survivor.round();
     }
     survivors.into_iter().for_each(Survivor::end);
 }
 
 #[test]
+fn graphs_go_on_as_they_were() {
+    go_on_as_they_were("replay", "replayed");
+}
+
+#[test]
 fn graphs_with_conditional_nodes_go_on_as_they_were() {
-    let place = daemon();
-    let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
-    for round in 1..=12 {
-        for survivor in &mut survivors {
-            assert_eq!(survivor.ask("loop"), format!("looped {round}"));
-        }
-        end_server(&place, 2, round);
-    }
-    for survivor in &mut survivors {
-        assert_eq!(survivor.ask("loop"), "looped 13");
-        survivor.round();
-    }
-    survivors.into_iter().for_each(Survivor::end);
+    go_on_as_they_were("loop", "looped");
 }
 
 #[test]

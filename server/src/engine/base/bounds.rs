@@ -68,6 +68,8 @@ bounds! {
         "the libraries of frameworks have 1 to 3 GiB; what others have sent before is not sent again";
     DESCRIBED: usize = 1 << 20, Bytes, "bytes of one message in its description",
         "names and options are far shorter; a session with a longer one is not made again elsewhere";
+    FINDINGS: usize = 256 << 10, Bytes, "bytes of findings about its images in its description",
+        "a server that comes after analyzes further images itself";
     LOOKED_AT: u64 = 16 << 20, Bytes, "bytes of variables that are compared with their first content",
         "they are read whenever it comes to rest; tables of random number generators have some 100 KiB";
     SAVED: u64 = 256 << 10, Bytes, "bytes of variables that are saved for a server that comes after, because they have changed",
@@ -92,6 +94,8 @@ bounds! {
         "one for each shape of a model's input is usual";
     GRAPH_PARTS: u64 = 1 << 17, Count, "nodes and edges of one graph, those of graphs inside it as often as they are there",
         "twenty graphs that have the last one inside twice have a million nodes; captured training steps have up to some 100,000";
+    GRAPH_CONDITIONS: usize = 1 << 17, Count, "handles of conditional nodes, those of all graphs together",
+        "one for each loop, branch or switch; a node looks for its handle among those of its graph";
     GRAPHS_PARTS: u64 = 1 << 20, Count, "nodes and edges of all graphs and instances, captures included",
         "the driver takes some 500 bytes and more for each";
     GRAPH_WAITS: usize = 4096, Count, "different waits for words in graphs",

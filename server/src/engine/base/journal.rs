@@ -2,8 +2,8 @@
 //! whose kernels may run again from there (docs/design/0022-replay.md).
 //!
 //! It is an area of the description ([`crate::engine::base::description`]). A command is written down before it is executed
-//! or deferred, with its position in the ring. Another server executes again the commands that the client had not waited for, if that is
-//! the same then as it was at first; the rest of the ring it executes as always.
+//! or deferred, with its position in the ring. Another server executes the commands again that the client had not waited
+//! for, if they have the same effect then as at first; it executes the rest of the ring as always.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

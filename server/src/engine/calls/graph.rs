@@ -393,7 +393,7 @@ pub fn graph_condition(session: &mut Session, shared: &Shared, body: GraphCondit
     let (graph, _) = graph_ready(session, shared, body.graph)?;
     let device = shared.gpu.device(body.device)?;
     let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
-    if !session.objects.graphs.may_have_condition(body.graph) {
+    if !session.objects.graphs.may_have_condition() {
         return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
     }
     let mut handle = 0;

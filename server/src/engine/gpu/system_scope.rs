@@ -37,14 +37,6 @@ impl SystemScope {
         }
     }
 
-    /// How many hashes it consists of.
-    pub fn hashes(&self) -> usize {
-        match self {
-            SystemScope::Some(known) => known.len(),
-            SystemScope::None | SystemScope::All => 0,
-        }
-    }
-
     /// The kernels of both.
     pub fn or(self, other: SystemScope) -> SystemScope {
         match (self, other) {

@@ -50,9 +50,6 @@ pub enum Unloading {
 
 type Unload = Box<dyn Fn(Unloading) + Send + Sync>;
 
-/// Most kernels, and most variables, of an image in [`Found`].
-const MOST_FOUND: usize = 4096;
-
 /// Findings about an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Found {
@@ -62,6 +59,17 @@ pub struct Found {
     pub calls: Option<Calls>,
     /// Variables that its kernels may write.
     pub variables: Variables,
+}
+
+impl Found {
+    /// Findings that the next server cannot do without.
+    pub fn of(leaves: Leaves) -> Found {
+        Found {
+            leaves,
+            calls: None,
+            variables: None,
+        }
+    }
 }
 
 /// The images of all sessions.
@@ -213,15 +221,14 @@ impl ImageStore {
             .receive(file.as_fd(), code.len() as u64, &hash, sent)
     }
 
-    /// The findings about an image. Bounded: of an image with too many kernels or variables, a part is left out.
+    /// The findings about an image.
     pub fn findings(&self, content: &Content) -> Found {
         let (hash, leaves) = (content.hash(), self.leaves(content));
-        let calls = self.calls.known(hash);
         let variables = self.variables.known(hash).flatten();
         Found {
             leaves,
-            calls: calls.filter(|calls| calls.system_scope.hashes() <= MOST_FOUND),
-            variables: variables.filter(|known| leaves.variables && known.len() <= MOST_FOUND),
+            calls: self.calls.known(hash),
+            variables: variables.filter(|_| leaves.variables),
         }
     }
 

@@ -6,7 +6,6 @@ use crate::engine::base::call::Incoming;
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
 use crate::engine::images::{Found, ImageStore};
-use crate::engine::lasting::describe;
 use crate::engine::session::Session;
 use mpsshim_model::client::ClientInfo;
 use mpsshim_model::limits::Terms;
@@ -112,6 +111,7 @@ pub fn note_change(session: &mut Session, images: &ImageStore, message: Incoming
         }
         Op::ImageUnload => {
             session.lasting.unkept_images.remove(&key);
+            session.lasting.appraised.remove(&key);
             session.lasting.looked_into.retain(|(of, _)| *of != key);
             images.changes.note();
         }
@@ -155,8 +155,19 @@ fn appraise_image(session: &mut Session, images: &ImageStore, handle: u64) {
     let leaves = images.leaves(content);
     let (hash, is_long) = (*content.hash(), content.len() > LONG);
     session.lasting.binding_images |= leaves.addresses;
-    if is_long && session.lasting.appraised.insert(handle) {
-        let found = images.findings(content);
-        describe::<Leaves>(session, handle, &(hash, found));
+    if !is_long || session.lasting.appraised.contains_key(&handle) {
+        return;
     }
+    let found = images.findings(content);
+    let whole = Record::of(Kind::Leaves, 0, handle, &(hash, &found));
+    let others: usize = session.lasting.appraised.values().sum();
+    let (bytes, record) = match others + whole.bytes.len() <= bounds::FINDINGS {
+        true => (whole.bytes.len(), whole),
+        false => {
+            let short = Found::of(found.leaves);
+            (0, Record::of(Kind::Leaves, 0, handle, &(hash, short)))
+        }
+    };
+    session.lasting.appraised.insert(handle, bytes);
+    session.write_down(record);
 }

@@ -347,6 +347,8 @@ pub struct Graphs {
     pub waits: HashSet<u32>,
     /// Number of nodes and edges in all graphs and instances.
     total: u64,
+    /// Number of conditional handles of all graphs.
+    conditions: usize,
     /// Number of nodes and edges recorded by the captures in progress.
     pub captured: u64,
     /// Memory words for which wait nodes may be waiting on the GPU.
@@ -399,6 +401,7 @@ impl Default for Graphs {
             hosts: false,
             waits: HashSet::new(),
             total: 0,
+            conditions: 0,
             captured: 0,
             awaited: Awaited::default(),
             prints: false,
@@ -573,7 +576,9 @@ impl Graphs {
                 },
                 nodes: layer.nodes.iter().map(|node| node.handle).collect(),
             };
+            let conditions = graph.conditions.len();
             self.graphs.restore(handle, graph)?;
+            self.conditions += conditions;
             self.by_graph.insert(layer.raw, handle);
             for node in layer.nodes {
                 let own = Node {
@@ -626,14 +631,13 @@ impl Graphs {
         let outermost = self.around(graph).last().copied().unwrap_or(graph);
         if let Ok(graph) = self.graphs.get_mut(outermost) {
             graph.conditions.push(condition);
+            self.conditions += 1;
         }
     }
 
-    /// Whether another conditional handle may be created for a graph.
-    pub fn may_have_condition(&self, graph: u64) -> bool {
-        let around = self.around(graph);
-        let outermost = around.last().and_then(|of| self.graphs.get(*of).ok());
-        outermost.is_none_or(|graph| (graph.conditions.len() as u64) < bounds::GRAPH_PARTS)
+    /// Whether another conditional handle may be created.
+    pub fn may_have_condition(&self) -> bool {
+        self.conditions < bounds::GRAPH_CONDITIONS
     }
 
     /// Whether a conditional handle was created for this graph or a graph around it; without a graph, for any graph.
@@ -885,6 +889,7 @@ impl Graphs {
                 self.saved = Saved::Stale;
             }
         }
+        self.conditions -= graph.conditions.len();
         self.by_graph.remove(&graph.raw);
         self.forget_bytes(handle);
         if !matches!(graph.owner, Owner::Node(_)) {
@@ -1198,9 +1203,15 @@ mod tests {
         assert!(has(Some(body), 1) && has(Some(body), 3) && has(Some(outer), 2) && has(None, 3));
         assert!(!has(Some(other), 2) && !has(None, 4));
         assert!(!graphs.is_body(body), "its node is of an unknown kind");
+        assert_eq!(graphs.conditions, 4);
         graphs.forget_graph(outer);
         assert!(graphs.has_condition(Some(other), 1), "the same number");
         assert!(!graphs.has_condition(None, 2));
+        assert_eq!(graphs.conditions, 1);
+        graphs.conditions = bounds::GRAPH_CONDITIONS - 1;
+        assert!(graphs.may_have_condition());
+        graphs.note_condition(other, condition(2));
+        assert!(!graphs.may_have_condition());
     }
 
     #[test]

@@ -8,7 +8,6 @@
 use crate::engine::base::account::Account;
 use crate::engine::base::bounds::STACK;
 use crate::engine::base::description::{Description, Record};
-use crate::engine::base::journal::Entry;
 use crate::engine::base::kinds::{Kind, Stage, for_each_kind};
 use crate::engine::base::memory_file::MemoryFile;
 use crate::engine::base::moment::Moment;
@@ -17,7 +16,8 @@ use crate::engine::gpu::client_segment::Segment;
 use crate::engine::images::contents::Content;
 use crate::engine::lasting::messages::Client;
 use crate::engine::lasting::{self, Left, Lost};
-use crate::engine::scheduling::{dispatch, repeating};
+use crate::engine::scheduling::dispatch;
+use crate::engine::scheduling::repeating::{InFlight, Restored, repeat_all};
 use crate::engine::session::repeating::pending;
 use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
@@ -60,9 +60,7 @@ impl Spent {
         };
         *self.0.entry(what.unwrap_or_default()).or_default() += began.elapsed();
     }
-}
 
-impl Spent {
     fn merge(&mut self, other: Spent) {
         for (what, time) in other.0 {
             *self.0.entry(what).or_default() += time;
@@ -143,14 +141,7 @@ fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
         shared.gpu.keeping.forget(name);
     }
     keeper.settle();
-    // One after the other: if a kernel faults once more, it is known whose.
-    let restored = restored
-        .into_iter()
-        .filter_map(|(session, commands)| match commands {
-            Some(commands) => repeating::repeat(shared, session, commands),
-            None => Some(session),
-        });
-    let restored: Vec<Box<Session>> = restored.collect();
+    let restored: Vec<Box<Session>> = repeat_all(shared, restored).collect();
     let again = restored.len();
     let lost = all - again;
     for session in restored {
@@ -229,9 +220,6 @@ struct Begun {
     records: Vec<Record>,
     commands: InFlight,
 }
-
-/// A restored session, for its dispatch thread, with the commands to execute again.
-type Restored = (Box<Session>, InFlight);
 
 /// Restores the memory of a session.
 fn begin(shared: &Arc<Shared>, id: u64, left: &mut Left, spent: &mut Spent) -> Result<Begun, Lost> {
@@ -334,9 +322,6 @@ fn turn_away(parts: Parts, uid: u32, why: Lost) -> Lost {
     drop(Stranger::new(parts.socket, uid));
     why
 }
-
-/// The commands to execute again, if the session had work in flight. The last of it may still be in the ring.
-type InFlight = Option<Vec<Entry>>;
 
 /// A session in its initial state, the records of its objects, and the commands to execute again once it has these.
 type Opened = (Box<Session>, Vec<Record>, InFlight);

@@ -11,14 +11,36 @@ use std::time::{Duration, Instant};
 /// How long other sessions wait for one session's work to complete; four times as long at each further attempt. If a kernel
 /// faults meanwhile, it is known whose.
 const ALONE: Duration = Duration::from_secs(1);
+/// How long all other sessions wait for such sessions together. The work of further ones runs beside that of others.
+const ALL_ALONE: Duration = Duration::from_secs(20);
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// Executes these commands of a restored session, and waits for them for a while. Returns the session unless it has ended.
-pub fn repeat(
+/// The commands to execute again, if the session had work in flight. The last of it may still be in the ring.
+pub type InFlight = Option<Vec<Entry>>;
+
+/// A restored session, for its dispatch thread, with the commands to execute again.
+pub type Restored = (Box<Session>, InFlight);
+
+/// Executes the commands of restored sessions, one session after the other: if a kernel faults once more, it is known whose.
+/// Returns the sessions that go on.
+pub fn repeat_all(shared: &Shared, restored: Vec<Restored>) -> impl Iterator<Item = Box<Session>> {
+    let until = Instant::now() + ALL_ALONE;
+    restored
+        .into_iter()
+        .filter_map(move |(session, commands)| match commands {
+            Some(commands) => repeat(shared, session, commands, until),
+            None => Some(session),
+        })
+}
+
+/// Executes these commands of a restored session, and waits for them for a while, `until` at most. Returns the session unless
+/// it has ended.
+fn repeat(
     shared: &Shared,
     mut session: Box<Session>,
     commands: Vec<Entry>,
+    until: Instant,
 ) -> Option<Box<Session>> {
     // The next server then does it.
     if shared.gpu.is_lost() {
@@ -34,7 +56,7 @@ pub fn repeat(
     }
     session.shared.description.set_deferred(true);
     session.shared.description.journal().set_owed(false);
-    match work(shared, &mut session, began) {
+    match work(shared, &mut session, until) {
         Ok(()) => {
             tracing::info!(
                 "{count} commands of client {} ran again, in {} ms",
@@ -50,11 +72,12 @@ pub fn repeat(
     }
 }
 
-/// Executes deferred messages until all are done, or another thread has to go on with them.
-fn work(shared: &Shared, session: &mut Session, began: Instant) -> Result<(), String> {
+/// Executes deferred messages until all are done, or another thread has to go on with them, `until` at most.
+fn work(shared: &Shared, session: &mut Session, until: Instant) -> Result<(), String> {
     let attempts = session.shared.description.journal().attempts();
     let alone = ALONE * 4u32.pow(attempts.saturating_sub(1).min(2));
-    while began.elapsed() < alone && !shared.gpu.is_lost() && !session.flow.wants_moment {
+    let until = until.min(Instant::now() + alone);
+    while Instant::now() < until && !shared.gpu.is_lost() && !session.flow.wants_moment {
         if session.inbox.held.any() && session.may_work(&shared.gpu) {
             session.replay(shared)?;
         }

@@ -2,7 +2,7 @@
 
 use crate::engine::objects::snapshot::Saved;
 use crate::engine::objects::times::Times;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// State of a session's description.
 #[derive(Debug)]
@@ -24,8 +24,8 @@ pub struct Lasting {
     pub times: Times,
     /// Whether its description covers its variables.
     pub saved: Saved,
-    /// Images for which the description contains the result of the analysis (`cubin::Leaves`).
-    pub appraised: HashSet<u64>,
+    /// Images for which the description contains findings (`images::Found`), and bytes of these; 0: a part of them.
+    pub appraised: HashMap<u64, usize>,
     /// Libraries with a function that was looked up, by handle and device.
     pub looked_into: HashSet<(u64, u32)>,
     /// Address range from the first to the last variable that the client knows.
@@ -49,7 +49,7 @@ impl Lasting {
             far_streams: false,
             times: Times::default(),
             saved: Saved::default(),
-            appraised: HashSet::new(),
+            appraised: HashMap::new(),
             looked_into: HashSet::new(),
             variables_span: (0, 0),
             moved: BTreeMap::new(),

@@ -8,12 +8,14 @@
 
 use std::fs;
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::linux::fs::MetadataExt;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
+
+use mpsshim_proto::shm;
 
 use crate::thread;
 
@@ -33,27 +35,6 @@ static LISTENER: AtomicI32 = AtomicI32::new(-1);
 fn name(process: u32) -> io::Result<SocketAddr> {
     let space = fs::metadata("/proc/self/ns/pid").map_or(0, |space| space.st_ino());
     SocketAddr::from_abstract_name(format!("mpsshim-pages-{space}-{process}"))
-}
-
-/// Process and user at the other end.
-fn peer(stream: &UnixStream) -> Option<libc::ucred> {
-    let mut found = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: a struct of this length.
-    let status = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut found).cast(),
-            &raw mut len,
-        )
-    };
-    (status == 0).then_some(found)
 }
 
 /// Starts to listen. To be called once. `touch` makes pages accessible: address, bytes, whether they are stored to.
@@ -91,7 +72,8 @@ struct Talk {
 impl Talk {
     /// Refuses callers of other users, except root.
     fn new(stream: UnixStream, own: u32) -> Option<Talk> {
-        let is_permitted = peer(&stream).is_some_and(|peer| peer.uid == own || peer.uid == 0);
+        let is_permitted =
+            shm::peer(stream.as_fd()).is_ok_and(|peer| peer.uid == own || peer.uid == 0);
         let is_ready = is_permitted && stream.set_nonblocking(true).is_ok();
         is_ready.then_some(Talk {
             stream,
@@ -185,7 +167,7 @@ pub fn ask(process: u32, parts: impl Iterator<Item = (u64, u64)>, write: bool) -
     let asked = || -> io::Result<bool> {
         let mut stream = UnixStream::connect_addr(&name(process)?)?;
         // Anyone can listen under that name.
-        if peer(&stream).is_none_or(|peer| peer.pid as u32 != process) {
+        if !shm::peer(stream.as_fd()).is_ok_and(|peer| peer.pid as u32 == process) {
             return Ok(false);
         }
         stream.set_read_timeout(Some(LOOK))?;

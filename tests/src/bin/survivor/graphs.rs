@@ -34,13 +34,13 @@ impl Params {
     }
 }
 
-fn create() -> Status<CUgraph> {
+pub fn create() -> Status<CUgraph> {
     let mut graph = CUgraph::NULL;
     cu!(cuGraphCreate, &mut graph, 0 as c_uint).ok()?;
     Ok(graph)
 }
 
-fn instantiate(graph: CUgraph) -> Status<CUgraphExec> {
+pub fn instantiate(graph: CUgraph) -> Status<CUgraphExec> {
     let mut exec = CUgraphExec::NULL;
     cu!(cuGraphInstantiateWithFlags, &mut exec, graph, 0u64).ok()?;
     Ok(exec)

@@ -1,10 +1,11 @@
 //! Graphs with conditional nodes, which are launched, looked at and changed after their server has been replaced.
 
-use crate::{Status, memory};
+use crate::graphs::{create, instantiate};
+use crate::{Status, launch_one, memory};
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
-use std::ffi::{CStr, c_uint, c_void};
-use std::ptr::{null, null_mut};
+use std::ffi::{CStr, c_void};
+use std::ptr::null;
 use zerocopy::IntoBytes;
 
 const IMAGE: &str = concat!(include_str!("../../../fixtures/conditional.ptx"), "\0");
@@ -61,18 +62,6 @@ pub struct Loops {
     moved: u32,
     more: bool,
     round: u32,
-}
-
-fn create() -> Status<CUgraph> {
-    let mut graph = CUgraph::NULL;
-    cu!(cuGraphCreate, &mut graph, 0 as c_uint).ok()?;
-    Ok(graph)
-}
-
-fn instantiate(graph: CUgraph) -> Status<CUgraphExec> {
-    let mut exec = CUgraphExec::NULL;
-    cu!(cuGraphInstantiateWithFlags, &mut exec, graph, 0u64).ok()?;
-    Ok(exec)
 }
 
 /// A kernel of one thread with these parameters, each the address of a value.
@@ -318,21 +307,7 @@ impl Loops {
         .ok()?;
         let (left, passes) = (self.at(Word::InnerLeft), self.at(Word::InnerPasses));
         let (function, mut params) = self.counting(&self.conditions[1], &left, &passes);
-        cu!(
-            cuLaunchKernel,
-            function,
-            1u32,
-            1u32,
-            1u32,
-            1u32,
-            1u32,
-            1u32,
-            0u32,
-            stream,
-            params.as_mut_ptr().cast::<*mut c_void>(),
-            null_mut::<*mut c_void>()
-        )
-        .ok()?;
+        launch_one(function, stream, params.as_mut_ptr().cast())?;
         let mut graph = CUgraph::NULL;
         cu!(cuStreamEndCapture, stream, &mut graph).ok()
     }

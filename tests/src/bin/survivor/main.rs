@@ -308,6 +308,11 @@ fn run_one(function: CUfunction, stream: CUstream, words: &mut [u64]) -> Status 
         .iter_mut()
         .map(|word| std::ptr::from_mut(word).cast())
         .collect();
+    launch_one(function, stream, params.as_mut_ptr())
+}
+
+/// Launches one thread with these parameters, each the address of a value.
+fn launch_one(function: CUfunction, stream: CUstream, params: *mut *mut c_void) -> Status {
     cu!(
         cuLaunchKernel,
         function,
@@ -319,7 +324,7 @@ fn run_one(function: CUfunction, stream: CUstream, words: &mut [u64]) -> Status 
         1u32,
         0u32,
         stream,
-        params.as_mut_ptr(),
+        params,
         null_mut::<*mut c_void>()
     )
     .ok()

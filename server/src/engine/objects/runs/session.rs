@@ -208,6 +208,10 @@ impl Session {
     ) -> Option<u64> {
         let first = run.first()?;
         let messages = |run: &[Planned]| run.len() + usize::from(mark.is_some());
+        let end_of = |run: &[Planned]| match mark {
+            Some(mark) => Some(mark.end),
+            None => run.last().map(|last| last.end),
+        };
         // With single launches, an idle GPU starts the first while the rest are prepared; a batch would keep it idle
         // meanwhile.
         let stays_idle = mark.is_none() || run.len() > UNBEGUN;
@@ -218,9 +222,7 @@ impl Session {
             prepare_work(self, &shared.gpu, first.body.stream, Runs::Nothing).ok()?;
         let begun = self.trace_clock(shared);
         // They may be more than will be launched: the rest is not consumed.
-        let all = mark.map(|mark| mark.end);
-        self.note_commands_before(all.or(run.last().map(|last| last.end))?)
-            .ok()?;
+        self.note_commands_before(end_of(run)?).ok()?;
         let stream = self.objects.streams.at_mut(index).ok()?;
         let room = shared.gpu.window().min(stream.pace.window()) as usize / 4;
         if room < 2 || mark.is_some() && run.len() > room {
@@ -242,9 +244,7 @@ impl Session {
                 return None;
             }
         }
-        let end = mark
-            .map(|mark| mark.end)
-            .or(run.last().map(|last| last.end))?;
+        let end = end_of(run)?;
         // Noted before the launch, since a fault may be seen before it returns.
         for one in run.iter().filter(|one| one.pieces().is_none()) {
             self.shared.launched.note(one.body.function, index);
