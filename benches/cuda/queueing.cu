@@ -33,6 +33,7 @@ const char usage[] =
     "  ask START SECONDS BLOCKS BLOCK_US PAUSE_US   one kernel and a wait for the stream, and again after a pause\n"
     "  ask START SECONDS BLOCKS BLOCK_US every PERIOD_US\n"
     "                                               the same, at fixed times; those during a wait are missed\n"
+    "                                               BLOCKS: 150x16 is a request of 150 kernels of 16 blocks each\n"
     "  words START SECONDS PAUSE_US                 a copy of 4 bytes to pinned memory and a wait for the stream\n"
     "  copies START SECONDS MIB h2d|d2h|both        pinned copies of MIB MiB, three queued for each direction\n"
     "START is the wall-clock second at which to begin, 0 for at once; - prints ready=1 when the first kernel has run,\n"
@@ -391,11 +392,13 @@ Work kernels(const std::string &waves, double block_us, int depth) {
     };
 }
 
-Work ask(int blocks, double block_us, double pause_us, double period_us) {
+Work ask(int kernels, int blocks, double block_us, double pause_us, double period_us) {
     const cudaStream_t stream = new_stream();
     auto request = [=] {
-        spin<<<blocks, 256, 0, stream>>>(uint64_t(block_us * 1e3), nullptr, nullptr);
-        CHECK(cudaGetLastError());
+        for (int i = 0; i < kernels; i++) {
+            spin<<<blocks, 256, 0, stream>>>(uint64_t(block_us * 1e3), nullptr, nullptr);
+            CHECK(cudaGetLastError());
+        }
         CHECK(cudaStreamSynchronize(stream));
     };
     request();
@@ -493,7 +496,11 @@ int main(int count, char **values) {
         takes(3, 4);
         const bool periodic = rest[2] == "every";
         takes(periodic ? 4 : 3, periodic ? 4 : 3);
-        work = ask(whole_number("BLOCKS", rest[0]), number("BLOCK_US", rest[1], 1),
+        const size_t times = rest[0].find('x');
+        const bool several = times != std::string::npos;
+        const int kernels = several ? whole_number("BLOCKS", rest[0].substr(0, times)) : 1;
+        const int blocks = whole_number("BLOCKS", several ? rest[0].substr(times + 1) : rest[0]);
+        work = ask(kernels, blocks, number("BLOCK_US", rest[1], 1),
                    periodic ? 0 : number("PAUSE_US", rest[2], 0), periodic ? number("PERIOD_US", rest[3], 1) : 0);
     } else if (role == "words") {
         takes(1, 1);

@@ -15,6 +15,8 @@ without that command is left out. The scenarios, and --only's names:
     one-8x10, three-8x10, one-1x100, three-1x100
                   8 full waves of 10 ms, one full wave of 100 ms
     three-528b    528 blocks of 50 ms
+    many          requests of 150 kernels of 16 blocks of 0.01 ms, 5 ms apart, alone and beside three programs of 40 waves
+                  of 1 ms
     words         copies of 4 bytes beside three programs that copy 256 MiB both ways
     mixed         four clients with requests of 16 blocks of 1, 2, 5, 10 ms every 50 ms beside four programs of 40 waves
                   of 1 ms
@@ -63,6 +65,8 @@ END, KILLED = 5, 10
 LATE = 50
 
 ASK = ("ask", "16", "1000", "0")
+# A request of many kernels, and the pause behind it.
+MANY = ("ask", "150x16", "10", "5000")
 # Scenario -> what the requests run beside: number of programs, waves or blocks, µs of a block, and words for it.
 BESIDE = {
     "one-40x1": (1, "40", 1000, "one program of 40 waves × 1 ms"),
@@ -97,6 +101,17 @@ SCENARIOS = {
         ),
     ),
     **{name: (60, beside_rows(name)) for name in BESIDE},
+    "many": (
+        60,
+        (
+            Row("many_alone_mean", "150 kernels of 16 blocks × 0.01 ms, alone, mean", "ms", 2),
+            Row("many_alone_p99", "the same, p99", "ms", 2),
+            Row("many_mean", "150 kernels beside three programs of 40 waves × 1 ms, mean", "ms", 2),
+            Row("many_p50", "the same, p50", "ms", 2),
+            Row("many_p99", "the same, p99", "ms", 2),
+            Row("many_keeps", "the long work keeps", "%", 1),
+        ),
+    ),
     "words": (
         60,
         (
@@ -150,6 +165,7 @@ SCENARIOS = {
 CHART = {
     "alone_p99": "16 blocks × 1 ms, alone",
     **{f"{name}_p99": f"beside {beside[3]}" for name, beside in BESIDE.items()},
+    "many_p99": "150 kernels beside three programs of 40 waves × 1 ms",
     "words_p99": "4 bytes beside long copies",
     "bert_p99": "BERT-base beside training",
     **{f"mixed_{ms}_p99": f"16 blocks × {ms} ms, one of four clients" for ms in MIXED},
@@ -389,6 +405,21 @@ class Scenarios:
             f"{name}_rate_without": before,
             f"{name}_rate": rate,
             f"{name}_keeps": percent(rate, before),
+        }
+
+    def many(self):
+        *floods, ask = self.start(*[("flood", "40", 1000)] * 3, MANY)
+        floods, ask = [(flood, "rate") for flood in floods], (ask, *self.LATENCIES)
+        (alone,) = self.stretch(ask)
+        before = sum(values["rate"] for values in self.stretch(*floods))
+        *during, values = self.stretch(*floods, ask)
+        rate = sum(values["rate"] for values in during)
+        found = latency("many_alone", alone, "mean", "p99") | latency("many", values, "mean", "p50", "p99")
+        return found | {
+            "many_count": values["count"],
+            "many_rate_without": before,
+            "many_rate": rate,
+            "many_keeps": percent(rate, before),
         }
 
     def words(self):

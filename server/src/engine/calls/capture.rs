@@ -95,7 +95,7 @@ pub fn capture_begin(
 ) -> Reply {
     let Call { body, message } = call;
     let behind = nodes_behind::<CaptureBegin>(message, body.nodes, body.edges != 0)?;
-    let (index, raw) = stream_for_capture(session, shared, body.stream)?;
+    let (index, _) = stream_for_capture(session, shared, body.stream)?;
     let stream = session.objects.streams.at_mut(index)?;
     if stream.role == Role::Legacy {
         return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into());
@@ -103,7 +103,9 @@ pub fn capture_begin(
     if stream.capturing {
         return Err(CUDA_ERROR_ILLEGAL_STATE.into());
     }
+    stream.set_confined(&shared.gpu, None)?;
     stream.ready_for_capture(&shared.gpu)?;
+    let raw = stream.raw;
     let driver = &shared.gpu.driver.graph;
     if body.graph == 0 {
         driver.begin_capture(raw, CU_STREAM_CAPTURE_MODE_RELAXED)?;

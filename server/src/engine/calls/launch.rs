@@ -2,13 +2,13 @@
 
 use crate::engine::base::call::{Call, Incoming};
 use crate::engine::base::call_error::CallError;
-use crate::engine::base::driver::packed;
+use crate::engine::base::driver::{is_sticky, packed};
 use crate::engine::base::moment::Want;
 use crate::engine::base::printing::session::may_print;
 use crate::engine::calls::capture::is_capturing;
 use crate::engine::calls::function;
 use crate::engine::calls::stream::{first_word, set_first_word};
-use crate::engine::objects::levels::session::{level, note_fill};
+use crate::engine::objects::levels::session::{confine, level, note_fill};
 use crate::engine::objects::pace::Runs;
 use crate::engine::objects::pace::session::{prepare_work, submitted_work};
 use crate::engine::objects::times::session::note_recorded;
@@ -66,7 +66,7 @@ pub fn launch(
     }
     let mut size = body.param_len as usize;
     let mut extra = packed(params, &mut size);
-    let (index, stream) = prepare_work(
+    let (index, mut stream) = prepare_work(
         session,
         &shared.gpu,
         body.stream,
@@ -75,34 +75,37 @@ pub fn launch(
     let capturing = session.objects.streams.at(index)?.capturing;
     let function = session.objects.functions.get(body.function)?;
     let fill = function.fills(&shared.gpu, &body);
+    if !capturing {
+        stream = confine(session, &shared.gpu, index, Some(fill))?;
+    }
     let ([gx, gy, gz], [bx, by, bz]) = (body.grid, body.block);
     let none = std::ptr::null_mut();
     let extra = extra.as_mut_ptr();
+    let attributes = match body.attributes {
+        0 => None,
+        _ => Some(attributes(session, message, &body, Some(capturing))?),
+    };
+    let launch = |stream| {
+        let driver = &shared.gpu.driver;
+        let shared = body.shared;
+        match &attributes {
+            None => driver.launch_kernel(raw, gx, gy, gz, bx, by, bz, shared, stream, none, extra),
+            Some(attributes) => {
+                driver.launch_kernel_ex(&attributes.config(&body, stream), raw, none, extra)
+            }
+        }
+    };
     // A fault may be detected before the launch returns.
     session.shared.launched.note(body.function, index);
-    if body.attributes == 0 {
-        shared.gpu.driver.launch_kernel(
-            raw,
-            gx,
-            gy,
-            gz,
-            bx,
-            by,
-            bz,
-            body.shared,
-            stream,
-            none,
-            extra,
-        )?;
-    } else {
-        let attributes = attributes(session, message, &body, Some(capturing))?;
-        shared
-            .gpu
-            .driver
-            .launch_kernel_ex(&attributes.config(&body, stream), raw, none, extra)?;
-        for handle in attributes.records {
-            note_recorded(session, handle, capturing)?;
-        }
+    let mut launched = launch(stream);
+    // Its clusters, or all blocks of a cooperative kernel, may not fit into a part of the device.
+    let confined = session.objects.streams.at(index)?.confined().is_some();
+    if launched.is_err_and(|status| confined && !is_sticky(status)) {
+        launched = launch(confine(session, &shared.gpu, index, None)?);
+    }
+    launched?;
+    for handle in attributes.map_or_else(Vec::new, |attributes| attributes.records) {
+        note_recorded(session, handle, capturing)?;
     }
     session.flow.counts.launches += 1;
     if grows {

@@ -200,6 +200,9 @@ pub fn stream_attribute(
         _ => return Err(CUDA_ERROR_INVALID_VALUE.into()),
     };
     shared.gpu.devices[stream.device].make_current(&shared.gpu.driver)?;
+    if !stream.capturing {
+        stream.set_confined(&shared.gpu, None)?;
+    }
     stream.set_attribute(&shared.gpu, body.id, &body.value[..len]);
     Ok(())
 }

@@ -11,6 +11,7 @@ use crate::engine::gpu::green::Green;
 use crate::engine::gpu::kept_streams::KeptStreams;
 use crate::engine::gpu::managed_arena::ManagedArena;
 use crate::engine::gpu::partition::Partition;
+use crate::engine::gpu::reserve::Reserve;
 use mpsshim_api::cuda::*;
 use mpsshim_model::device::ComputeMode;
 use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_STRIDE, MANAGED_OFFSET, is_managed};
@@ -172,6 +173,8 @@ pub struct Device {
     short: AtomicBool,
     /// Large copies between the device and host memory.
     large_copies: LargeCopies,
+    /// Multiprocessors kept free for short kernels.
+    pub reserve: Reserve,
     began: Instant,
 }
 
@@ -409,6 +412,7 @@ impl Device {
             annexes: Default::default(),
             heaps: Default::default(),
             short: AtomicBool::new(false),
+            reserve: Reserve::default(),
             large_copies: LargeCopies::default(),
             began: Instant::now(),
         })

@@ -76,11 +76,23 @@ impl Green {
     /// # Errors
     /// Driver errors.
     pub fn take_stream(&self, driver: &Driver, priority: i32) -> Result<CUstream, CUresult> {
-        let lasting = self.lasting.as_ref();
-        match lasting.and_then(|lasting| lasting.streams.take(priority)) {
+        match self.take_kept(priority) {
             Some(stream) => Ok(stream),
             None => self.create_stream(driver, priority),
         }
+    }
+
+    /// Returns a kept stream of this priority, if available.
+    pub fn take_kept(&self, priority: i32) -> Option<CUstream> {
+        self.lasting.as_ref()?.streams.take(priority)
+    }
+
+    /// Returns a new stream of the lowest priority. The device's context must be current.
+    ///
+    /// # Errors
+    /// Driver errors.
+    pub fn take_new(&self, driver: &Driver) -> Result<CUstream, CUresult> {
+        self.create_stream(driver, 0)
     }
 
     /// Whether a kept stream of this priority is available.

@@ -118,8 +118,8 @@ struct OnDevice {
     in_flight: AtomicU64,
     /// `wanted` and `in_flight` at the latest assignment of levels.
     counted: (AtomicU64, AtomicU64),
-    /// Whether kernels have ended since then.
-    moved: AtomicBool,
+    /// Number of operations that have ended since then.
+    ended: AtomicU32,
     /// Whether a kernel that is known to take long is in flight.
     long: AtomicBool,
     /// Part of the device that it has had lately, in thousandths; [`NOT_KNOWN`] if that is not counted.
@@ -181,20 +181,19 @@ impl Standing {
         add(&one.in_flight, in_flight);
     }
 
-    /// Notes whether kernels have ended on a device since the latest call, and whether a long one is in flight.
-    pub fn note_progress(&self, device: usize, moved: bool, long: bool) {
+    /// Notes how many operations have ended on a device since the latest call, and whether a long kernel is in flight.
+    pub fn note_progress(&self, device: usize, ended: u64, long: bool) {
         if let Some(one) = self.devices.get(device) {
-            if moved {
-                one.moved.store(true, Ordering::Relaxed);
-            }
+            let ended = ended.try_into().unwrap_or(u32::MAX / 2);
+            one.ended.fetch_add(ended, Ordering::Relaxed);
             one.long.store(long, Ordering::Relaxed);
         }
     }
 
-    /// Whether kernels have ended on a device since the previous call.
-    fn take_moved(&self, device: usize) -> bool {
+    /// Number of operations that have ended on a device since the previous call.
+    fn take_ended(&self, device: usize) -> u32 {
         let one = self.devices.get(device);
-        one.is_some_and(|one| one.moved.swap(false, Ordering::Relaxed))
+        one.map_or(0, |one| one.ended.swap(0, Ordering::Relaxed))
     }
 
     /// Whether a kernel that is known to take long is in flight.

@@ -16,11 +16,14 @@
 //! Kernels keep the priority with which they were submitted, so a client whose kernels take long never has the middle
 //! level: when its turn comes, the others have the last level too, where its kernels were submitted before theirs.
 
+pub mod reserve;
 pub mod session;
 mod waits;
 
 pub use waits::{Total, Waited};
 
+use self::reserve::{Decision, Member};
+use crate::engine::gpu::reserve::Extent;
 use crate::engine::objects::fairness::{GREATEST, LEAST};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -101,6 +104,11 @@ impl Level {
         }
     }
 
+    /// Whether kernels of the first level go first.
+    pub fn gives_way(self) -> bool {
+        self.is_compared() || self == Level::Below
+    }
+
     /// Whether the client takes turns with others.
     pub fn is_compared(self) -> bool {
         matches!(self, Level::Middle | Level::Last | Level::LastRaised)
@@ -131,8 +139,8 @@ pub struct Claim {
     pub wanted: Duration,
     /// Time for which it had kernels in flight since then.
     pub in_flight: Duration,
-    /// Whether any of its kernels has ended since then.
-    pub moved: bool,
+    /// Number of its operations that have ended since then.
+    pub ended: u32,
     /// Whether a kernel that is known to take long is in flight.
     pub long: bool,
 }
@@ -176,7 +184,10 @@ pub struct Given {
 
 /// The clients of a device.
 #[derive(Debug, Default)]
-pub struct Levels(HashMap<u64, Use>);
+pub struct Levels {
+    clients: HashMap<u64, Use>,
+    reserve: Decision,
+}
 
 impl Levels {
     /// Assigns levels after the time `time` since the last assignment, in the order of `claims`. Clients that are not named
@@ -211,7 +222,7 @@ impl Levels {
             }
         }
         catch_up(&mut all);
-        self.0 = all
+        self.clients = all
             .iter()
             .map(|(claim, one)| (claim.session, *one))
             .collect();
@@ -223,9 +234,24 @@ impl Levels {
         given.collect()
     }
 
+    /// The part of the device that is to be kept free for clients of the first level, after the latest assignment for the
+    /// same `claims`. `ready`: whether it can be.
+    pub fn keeps_reserve(
+        &mut self,
+        time: Duration,
+        claims: &[Claim],
+        ready: impl FnOnce() -> bool,
+    ) -> Option<Extent> {
+        let member = |claim: &Claim| Member::of(claim, &self.known(claim));
+        let members: Vec<Member> = claims.iter().map(member).collect();
+        self.reserve.note(time.as_secs_f32(), &members, ready)
+    }
+
     /// Whether a client has had kernels in flight lately.
     pub fn is_active(&self, session: u64) -> bool {
-        self.0.get(&session).is_some_and(|one| one.idle < LATELY)
+        self.clients
+            .get(&session)
+            .is_some_and(|one| one.idle < LATELY)
     }
 
     /// State of a client; a new one is modest.
@@ -234,7 +260,7 @@ impl Levels {
             level: Level::First,
             ..Use::default()
         };
-        self.0.get(&claim.session).copied().unwrap_or(new)
+        self.clients.get(&claim.session).copied().unwrap_or(new)
     }
 }
 
@@ -337,7 +363,7 @@ fn serve(all: &[(Claim, Use)]) -> Vec<f32> {
 
 /// Whether kernels of a client have ended, or may take longer than the interval.
 fn moves((claim, one): &(Claim, Use)) -> bool {
-    claim.moved || one.long > 0.0
+    claim.ended > 0 || one.long > 0.0
 }
 
 /// Divides a part of the device among some of the clients.
@@ -520,7 +546,7 @@ mod tests {
                 normal: work.normal,
                 wanted: (INTERVAL * self.in_flight[client] / 20).mul_f32(work.fill),
                 in_flight: INTERVAL * self.in_flight[client] / 20,
-                moved: self.moved[client],
+                ended: self.moved[client].into(),
                 long: work.block * work.waves > 50,
             };
             self.clients.iter().enumerate().map(claim).collect()
@@ -535,7 +561,7 @@ mod tests {
             normal: true,
             wanted: INTERVAL.mul_f32(part),
             in_flight: INTERVAL,
-            moved: true,
+            ended: 1,
             long: false,
         }
     }

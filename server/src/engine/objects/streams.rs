@@ -13,6 +13,7 @@ use crate::engine::gpu::Gpu;
 use crate::engine::gpu::client_segment::Segment;
 use crate::engine::gpu::green::GreenRef;
 use crate::engine::gpu::host::Flag;
+use crate::engine::gpu::reserve::Extent;
 use crate::engine::objects::levels::Level;
 use crate::engine::objects::pace::Pace;
 use crate::engine::objects::runs::Chains;
@@ -22,8 +23,11 @@ use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Weight of the latest kernel in a stream's average part of the device.
+/// Weight of the latest kernel in a stream's average part of the device, for each wave of its blocks: a kernel of many
+/// waves takes longer than others.
 const RECENT: f32 = 0.25;
+/// Most waves that count.
+const MOST_WAVES: f32 = 32.0;
 
 /// A kernel with blocks for more than this part of the device leaves no room for others.
 const FULL: f32 = 0.9;
@@ -56,6 +60,16 @@ const PRIORITIES: std::ops::RangeInclusive<i32> = -16..=0;
 /// The nearest priority in the driver's range.
 pub fn clamped(priority: i32) -> i32 {
     priority.clamp(*PRIORITIES.start(), *PRIORITIES.end())
+}
+
+/// The driver's stream that is not in use, of a stream whose kernels are confined at times.
+#[derive(Debug)]
+struct Twin {
+    /// The green context without the device's reserve, to which one of the two streams belongs.
+    green: GreenRef,
+    raw: CUstream,
+    raw_priority: i32,
+    given: i32,
 }
 
 /// A stream of a session.
@@ -109,6 +123,11 @@ pub struct Stream {
     join_recorded: u64,
     /// The green context that contains it.
     pub green: Option<GreenRef>,
+    /// The driver's other streams, if its kernels have been confined, by the extent of the reserve.
+    twins: [Option<Twin>; Extent::ALL.len()],
+    /// Its operations go to the driver's stream in the green context without this reserve. That of the whole device is
+    /// the twin then.
+    confined: Option<Extent>,
     /// Graphs for launch batches.
     pub chains: Chains,
     /// Whether there was exactly one operation between the client's last two marks, besides moves of managed memory.
@@ -157,6 +176,8 @@ impl Stream {
             has_attributes: false,
             join_recorded: 0,
             green: None,
+            twins: Default::default(),
+            confined: None,
             chains: Chains::default(),
             waits_for_each: false,
             moves: 0,
@@ -253,6 +274,7 @@ impl Stream {
     pub fn replace(&mut self, gpu: &Gpu, raw: CUstream) {
         let device = &gpu.devices[self.device];
         let _ = device.make_current(&gpu.driver);
+        self.end_twins(gpu);
         self.chains.end(&gpu.driver);
         if let Some(event) = self.join_event.take() {
             let _ = gpu.driver.event_destroy(event);
@@ -274,6 +296,73 @@ impl Stream {
         }
     }
 
+    /// The part of the device that its operations leave free.
+    #[inline]
+    pub fn confined(&self) -> Option<Extent> {
+        self.confined
+    }
+
+    /// Makes later operations leave a part of the device free, or use the whole device, behind all earlier ones. The stream
+    /// stays as it is if no stream of the driver is left for it. Must not be capturing.
+    ///
+    /// # Errors
+    /// The driver's status; the context must be current.
+    pub fn set_confined(&mut self, gpu: &Gpu, confined: Option<Extent>) -> Result<(), CUresult> {
+        if confined == self.confined {
+            return Ok(());
+        }
+        if let Some(extent) = confined
+            && self.twins[extent.index()].is_none()
+        {
+            let Some((green, raw)) = gpu.devices[self.device].reserve.take_stream(extent) else {
+                return Ok(());
+            };
+            self.twins[extent.index()] = Some(Twin {
+                green,
+                raw,
+                raw_priority: 0,
+                given: 0,
+            });
+        }
+        let before = match self.ops == self.take_notice(gpu) {
+            true => None,
+            false => Some(self.record_join(gpu)?),
+        };
+        let was = self.confined;
+        self.go_to(confined);
+        if let Some(event) = before
+            && let Err(status) = gpu.driver.stream_wait_event(self.raw, event, 0)
+        {
+            self.go_to(was);
+            return Err(status);
+        }
+        Ok(())
+    }
+
+    /// Exchanges its driver's stream.
+    fn go_to(&mut self, confined: Option<Extent>) {
+        for extent in [self.confined, confined].into_iter().flatten() {
+            if let Some(twin) = &mut self.twins[extent.index()] {
+                std::mem::swap(&mut self.raw, &mut twin.raw);
+                std::mem::swap(&mut self.raw_priority, &mut twin.raw_priority);
+                std::mem::swap(&mut self.given, &mut twin.given);
+            }
+        }
+        self.confined = confined;
+    }
+
+    /// Gives the driver's streams for confined kernels back. Nothing may be in flight.
+    fn end_twins(&mut self, gpu: &Gpu) {
+        self.go_to(None);
+        for twin in self.twins.iter_mut().filter_map(Option::take) {
+            if twin.given != twin.raw_priority {
+                set_priority(gpu, twin.raw, twin.raw_priority);
+            }
+            twin.green
+                .end_stream(&gpu.driver, twin.raw_priority, twin.raw);
+        }
+    }
+
     /// The driver priority that it has now.
     pub fn given_priority(&self) -> i32 {
         self.given
@@ -287,13 +376,15 @@ impl Stream {
             return;
         }
         self.waves = waves;
-        self.fill += (waves.min(1.0) - self.fill) * RECENT;
+        let weight = waves.ceil().clamp(1.0, MOST_WAVES) as i32;
+        let stays = (1.0 - RECENT).powi(weight);
+        self.fill += (waves.min(1.0) - self.fill) * (1.0 - stays);
         self.last_kernel = self.ops;
     }
 
-    /// Part of the device that its kernels in flight can fill, and whether any operation has ended since the previous
-    /// call.
-    pub fn fills(&mut self, gpu: &Gpu, segment: &Segment) -> (f32, bool) {
+    /// Part of the device that its kernels in flight can fill, and the number of operations that have ended since the
+    /// previous call.
+    pub fn fills(&mut self, gpu: &Gpu, segment: &Segment) -> (f32, u64) {
         let done = self.ops - self.in_flight(gpu, segment);
         let before = std::mem::replace(&mut self.looked, done);
         let fill = if done < self.last_kernel {
@@ -301,7 +392,7 @@ impl Stream {
         } else {
             0.0
         };
-        (fill, done != before)
+        (fill, done - before)
     }
 
     /// Estimates the times of a block and of the whole kernel in flight, if the kernel is known to be long and fills the
@@ -436,7 +527,7 @@ impl Stream {
     /// context.
     #[inline]
     pub fn takes_runs(&self) -> bool {
-        !self.capturing && !self.has_attributes && self.green.is_none()
+        !self.capturing && !self.has_attributes && self.green.is_none() && self.confined.is_none()
     }
 
     /// Whether nothing was submitted since the client's last mark, so that the GPU may be waiting for the next
@@ -448,6 +539,7 @@ impl Stream {
 
     /// Frees the stream's resources. It must be idle and its context current.
     pub fn release(mut self, gpu: &Gpu) {
+        self.end_twins(gpu);
         self.chains.end(&gpu.driver);
         if let Some(event) = self.join_event {
             let _ = gpu.driver.event_destroy(event);

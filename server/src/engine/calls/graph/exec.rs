@@ -14,7 +14,7 @@ use crate::engine::calls::reply::{Reply, number};
 use crate::engine::gpu::devices::volume;
 use crate::engine::objects::graphs::Exec;
 use crate::engine::objects::levels::Level;
-use crate::engine::objects::levels::session::{level, note_fill};
+use crate::engine::objects::levels::session::{confine, level, note_fill};
 use crate::engine::objects::pace::session::{prepare_work, submitted_work};
 use crate::engine::objects::pace::{Length, Runs};
 use crate::engine::session::Session;
@@ -167,9 +167,11 @@ pub fn graph_launch(
         return Err(CallError::Full);
     }
     session.note_graph_launch();
-    let (index, stream) = prepare_work(session, &shared.gpu, body.stream, Runs::Graph(body.exec))?;
-    if session.objects.streams.at(index)?.capturing {
-        session.objects.graphs.capture(parts)?;
+    let (index, mut stream) =
+        prepare_work(session, &shared.gpu, body.stream, Runs::Graph(body.exec))?;
+    match session.objects.streams.at(index)?.capturing {
+        true => session.objects.graphs.capture(parts)?,
+        false => stream = confine(session, &shared.gpu, index, None)?,
     }
     // A fault may be detected before the launch returns.
     session.shared.launched.note_graph(index);

@@ -1,6 +1,7 @@
 //! Application of priorities, weights and levels to sessions.
 
 use super::{Assigned, LOOK, LongBlocks};
+use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side::Side;
 use crate::engine::objects::levels::{Claim, INTERVAL, Level};
 use crate::engine::session::SessionShared;
@@ -12,7 +13,7 @@ use std::time::{Duration, Instant};
 
 impl Shared {
     /// Assigns levels to all sessions, if that is due. Called by every dispatch thread while work is in flight.
-    pub fn assign_levels(&self, now: Instant) {
+    pub fn assign_levels(self: &Arc<Shared>, now: Instant) {
         let Some(mut assigned) = self.roster.fairness.levels.try_lock() else {
             return;
         };
@@ -35,7 +36,8 @@ impl Shared {
             .iter()
             .filter(|device| device.is_attached())
         {
-            let device = device.ordinal.index();
+            let ordinal = device.ordinal;
+            let device = ordinal.index();
             let mut here = sessions.iter().filter(|one| one.side() == Side::MAIN);
             let long = here.any(|one| one.standing.block_on(device) > LONG_BLOCK);
             self.roster.fairness.note_long_blocks(device, long);
@@ -43,7 +45,15 @@ impl Shared {
                 session.leave_unranked(device, classes, !ranked.is_empty());
             }
             let claims: Vec<Claim> = ranked.iter().map(|one| one.claim(device)).collect();
-            let given = assigned.devices[device].assign(over, &claims, classes);
+            let levels = &mut assigned.devices[device];
+            let given = levels.assign(over, &claims, classes);
+            let here = ranked.iter().zip(&claims);
+            let here = here.filter(|(one, _)| one.side() == Side::MAIN);
+            let here: Vec<Claim> = here.map(|(_, claim)| *claim).collect();
+            let keeps = levels.keeps_reserve(over, &here, || self.has_reserve(ordinal));
+            if self.gpu.devices[ordinal].reserve.set_active(keeps) {
+                tracing::debug!(device, extent = ?keeps, "reserve for short kernels");
+            }
             for (session, given) in ranked.iter().zip(given) {
                 let level = match sessions.len() {
                     1 => session.unranked(classes),
@@ -58,6 +68,20 @@ impl Shared {
             }
         }
         self.separate(&mut assigned, &ranked, now);
+    }
+
+    /// Whether the device can keep multiprocessors free for short kernels; if that is not known, a thread finds out.
+    fn has_reserve(self: &Arc<Shared>, ordinal: Ordinal) -> bool {
+        self.gpu.devices[ordinal].reserve.is_ready(|| {
+            let shared = self.clone();
+            let make = move || shared.gpu.devices[ordinal].make_reserve(&shared.gpu.driver);
+            let started = std::thread::Builder::new()
+                .name("reserve".into())
+                .spawn(make);
+            if let Err(error) = started {
+                tracing::warn!(%error, "no thread to keep multiprocessors free for short kernels");
+            }
+        })
     }
 
     /// Gives a new session its first level on each device.
@@ -167,7 +191,7 @@ impl SessionShared {
             normal: self.terms.priority == 0,
             wanted,
             in_flight,
-            moved: self.standing.take_moved(device),
+            ended: self.standing.take_ended(device),
             long: self.standing.runs_long(device),
         }
     }

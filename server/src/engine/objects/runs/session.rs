@@ -5,7 +5,7 @@ use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
 use crate::engine::calls::function;
 use crate::engine::gpu::copy_kernel::{MoveKernel, Moves};
-use crate::engine::objects::levels::session::note_fill;
+use crate::engine::objects::levels::session::{confinement, note_fill};
 use crate::engine::objects::marks::session::writer;
 use crate::engine::objects::moves::session::{move_kernel, note_moved, pieces};
 use crate::engine::objects::pace::session::prepare_work;
@@ -220,6 +220,11 @@ impl Session {
         fits.then_some(())?;
         let (index, raw) =
             prepare_work(self, &shared.gpu, first.body.stream, Runs::Nothing).ok()?;
+        // The nodes of a graph are not confined.
+        let is_confined = |waves| confinement(self, &shared.gpu, index, waves).is_some();
+        if is_confined(0.0) && run.iter().any(|one| is_confined(one.fill)) {
+            return None;
+        }
         let begun = self.trace_clock(shared);
         // They may be more than will be launched: the rest is not consumed.
         self.note_commands_before(end_of(run)?).ok()?;
