@@ -1,9 +1,10 @@
 //! The servers of a daemon and the clients that wait for one.
 //!
-//! At most one user's server serves at a time. [`Servers::advance`] is the policy: it is called after every
-//! event and takes every waiting client as far as possible.
+//! The servers of one user serve at a time, or those of all users (`apart.rs`). [`Servers::advance`] is the policy: it is
+//! called after every event and takes every waiting client as far as possible.
 
 mod ahead;
+mod apart;
 mod limits;
 mod moves;
 mod orphans;
@@ -373,11 +374,14 @@ impl Servers {
                 server.hand_log(self.launcher.log());
             }
             let found = server.take_findings();
-            let devices = server.devices.clone();
+            let (uid, devices) = (server.uid, server.devices.clone());
             self.weigh(found);
             self.read_programs_of(pid);
             if !devices.is_empty() {
-                self.exclusive = devices.iter().any(DeviceInfo::is_exclusive);
+                // Where users are apart, an untrusted user's report must not keep other users' servers from starting.
+                if !self.users_are_apart() || self.launcher.trusts(uid) {
+                    self.exclusive = devices.iter().any(DeviceInfo::is_exclusive);
+                }
                 self.learn_devices_of(pid, &devices);
             }
             self.collect_moves();
@@ -539,6 +543,7 @@ impl Servers {
             .chain(self.restart_deadline())
             .chain(self.standby_deadline())
             .chain(self.images_deadline())
+            .chain(self.idle_deadline())
             .chain(self.orphans_until)
             .chain(self.waiting.iter().filter_map(Waiting::read_until))
             .chain(self.waiting.iter().filter_map(|waiting| waiting.notice_at))
@@ -558,6 +563,7 @@ impl Servers {
         self.tell_reasons(now);
         self.expire_restarts(now);
         self.expire_adoptions(now);
+        self.end_idle(now);
         self.start_standbys();
         self.keep_images();
         if self.orphans_until.take_if(|at| *at <= now).is_some() {
@@ -646,6 +652,7 @@ impl Servers {
         loop {
             self.hand_over();
             self.end_unneeded();
+            self.note_idle(Instant::now());
             let Some((owner, program)) = self.without_server() else {
                 return;
             };

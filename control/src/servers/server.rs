@@ -158,6 +158,8 @@ pub struct Server {
     pub(super) stops_later: bool,
     /// The connection to the keeper of its sessions, with which the next server continues them.
     pub(super) keeper: Option<Stranger>,
+    /// Since when it has had no clients; kept if users are apart.
+    pub(super) idle_since: Option<Instant>,
     /// It serves the processes of this quarantined program only.
     pub quarantined: Option<Program>,
     /// Findings about programs in its reports that the daemon has not processed yet.
@@ -226,6 +228,7 @@ impl Server {
             left_behind: false,
             stops_later: false,
             keeper: None,
+            idle_since: None,
             quarantined: None,
             findings: Findings::default(),
             traced: Vec::new(),
