@@ -27,7 +27,8 @@ use crate::logging::limit;
 use crate::seqpacket;
 use moves::Moves;
 use mpsshim_api::cuda::{
-    CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
+    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_MPS_CONNECTION_FAILED,
+    CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_proto::handshake::{MAGIC_REFUSAL, WAIT_NOTICE};
@@ -469,6 +470,9 @@ impl Servers {
             State::Initializing => {
                 self.failures.add(server.uid, Instant::now());
                 tracing::error!("Server {pid} ended before it was ready; server.log says why");
+                if let Some(why) = self.cannot_be_apart(server.uid) {
+                    self.refuse_all(server.uid, CUDA_ERROR_DEVICE_UNAVAILABLE, &why);
+                }
             }
             State::Fault => {
                 tracing::error!(
@@ -784,15 +788,17 @@ impl Servers {
             self.launcher.served(owner),
             FAILURE_WINDOW.as_secs()
         );
-        self.wanted.retain(|wanted| wanted.uid != owner.uid);
+        let reason = "no server can be started; server.log says why";
+        self.refuse_all(owner.uid, CUDA_ERROR_MPS_CONNECTION_FAILED, reason);
+    }
+
+    /// Refuses the clients that wait for a server of this owner, and requests for one.
+    fn refuse_all(&mut self, uid: u32, status: CUresult, reason: &str) {
+        self.wanted.retain(|wanted| wanted.uid != uid);
         self.waiting.retain(|waiting| {
-            let refused = waiting.owner.uid == owner.uid;
+            let refused = waiting.owner.uid == uid;
             if refused {
-                refuse(
-                    &waiting.client,
-                    CUDA_ERROR_MPS_CONNECTION_FAILED,
-                    "no server can be started; server.log says why",
-                );
+                refuse(&waiting.client, status, reason);
             }
             !refused
         });

@@ -3,6 +3,7 @@
 //! Each holds a context on every device, so a server without clients ends after a while if another user's server runs.
 
 use super::{Server, Servers, State};
+use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::policy::Users;
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,7 @@ fn next_end(servers: &[Rested]) -> Option<Instant> {
 
 /// Removes the servers that have been idle for too long and returns their process ids, the longest idle first. The last
 /// user's server stays.
-fn take_over_limit(servers: &mut Vec<Rested>, now: Instant) -> Vec<i32> {
+fn take_overdue(servers: &mut Vec<Rested>, now: Instant) -> Vec<i32> {
     let mut over = Vec::new();
     servers.sort_by_key(|server| server.idle_since);
     while let Some(at) = servers.iter().position(|server| {
@@ -61,6 +62,19 @@ impl Servers {
     /// Whether each user has a server of its own at the same time as the others.
     pub(super) fn users_are_apart(&self) -> bool {
         self.launcher.users() == Users::Apart
+    }
+
+    /// Why a server of this user that has failed to start cannot work beside the others, in words: a device is no longer in
+    /// DEFAULT mode, as it was when the daemon started.
+    pub(super) fn cannot_be_apart(&self, uid: u32) -> Option<String> {
+        let mut others = self.iter().filter(|server| server.uid != uid);
+        let server = others.find(|server| self.users_are_apart() && server.is_exclusive())?;
+        let device = server.devices.iter().position(DeviceInfo::is_exclusive)?;
+        Some(format!(
+            "device {device} is in {} mode, in which it admits one server, and server {} of another user works there; set \
+             DEFAULT mode (nvidia-smi -c DEFAULT), or start the daemon with --users serial or together",
+            server.devices[device].compute_mode, server.pid
+        ))
     }
 
     /// Notes which servers have no clients.
@@ -96,7 +110,7 @@ impl Servers {
             return;
         }
         self.note_idle(now);
-        for pid in take_over_limit(&mut self.rested(), now) {
+        for pid in take_overdue(&mut self.rested(), now) {
             let Some(server) = self.by_pid_mut(pid) else {
                 continue;
             };
@@ -126,19 +140,19 @@ mod tests {
         // Alone, or beside a server of the same user.
         let mut own = vec![server(1, 7, Some(0)), server(2, 7, None)];
         assert_eq!(next_end(&own), None);
-        assert_eq!(take_over_limit(&mut own, at(1000)), [0; 0]);
+        assert_eq!(take_overdue(&mut own, at(1000)), [0; 0]);
         let busy = server(3, 8, None);
         let mut both = vec![server(1, 7, Some(5)), busy];
         assert_eq!(next_end(&both), Some(at(65)));
-        assert_eq!(take_over_limit(&mut both, at(64)), [0; 0]);
-        assert_eq!(take_over_limit(&mut both, at(65)), [1]);
+        assert_eq!(take_overdue(&mut both, at(64)), [0; 0]);
+        assert_eq!(take_overdue(&mut both, at(65)), [1]);
         assert_eq!(next_end(&both), None);
-        // All idle: the one with the last client stays.
+        // All idle: the server that has been idle for the shortest time stays.
         let idle = |pid, uid, since| server(pid, uid, Some(since));
         let mut all = vec![idle(1, 7, 20), idle(2, 8, 0), idle(3, 9, 10)];
         assert_eq!(next_end(&all), Some(at(60)));
-        assert_eq!(take_over_limit(&mut all, at(60)), [2]);
-        assert_eq!(take_over_limit(&mut all, at(1000)), [3]);
+        assert_eq!(take_overdue(&mut all, at(60)), [2]);
+        assert_eq!(take_overdue(&mut all, at(1000)), [3]);
         assert_eq!(next_end(&all), None);
     }
 }

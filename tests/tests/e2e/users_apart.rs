@@ -1,6 +1,7 @@
 //! Several users at the same time, each with a server of its own (`--users apart`).
 
-use mpsshim_api::cuda::CUDA_ERROR_OUT_OF_MEMORY;
+use mpsshim_api::cuda::{CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_OUT_OF_MEMORY};
+use mpsshim_tests::artifacts::{artifact, driver, write_program};
 use mpsshim_tests::control_daemon::{
     Client, Place, as_user, has_ended, other_user, two_users, wait_until,
 };
@@ -11,7 +12,8 @@ use mpsshim_tests::survivors::{ILLEGAL_ADDRESS, Survivor};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 
 const APART: &[&str] = &["-d", "--users", "apart"];
 
@@ -284,6 +286,48 @@ fn a_device_that_admits_one_process_is_refused() {
             assert!(done.err.contains(said), "{}", done.err);
         }
     }
+}
+
+#[test]
+fn a_device_that_admits_one_process_later_is_refused_to_a_second_user() {
+    let Some([one, two]) = two_users() else {
+        return;
+    };
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o777)).expect("permissions");
+    let (script, exclusive, device) = (path("server"), path("exclusive"), path("device"));
+    let server = artifact("mps-server");
+    let text = format!(
+        "#!/bin/sh\n[ -e {exclusive} ] && export SOFTGPU_COMPUTE_MODE=EXCLUSIVE_PROCESS={device}\nexec {} \"$@\"\n",
+        server.display()
+    );
+    write_program(script.as_ref(), &text);
+    let driver = driver().display().to_string();
+    let env = [
+        ("MPSSHIM_SERVER", &*script),
+        ("MPSSHIM_CUDA_LIBRARY", &driver),
+    ];
+    let place = Place::with_daemon_options(APART, &env);
+    fs::write(&exclusive, "").expect("write");
+    fs::write(&device, "").expect("write");
+    fs::set_permissions(&device, Permissions::from_mode(0o666)).expect("permissions");
+    let mut works = Survivor::start_as(&place, one, one);
+    let refused = as_user(two, || Client::connect(&place));
+    let status = refused.welcome().expect("refusal").status;
+    assert_eq!(status, CUDA_ERROR_DEVICE_UNAVAILABLE.0);
+    let log = place.log("control.log");
+    let server = server_in_ps(&place, one);
+    let said = format!(
+        "device 0 is in EXCLUSIVE_PROCESS mode, in which it admits one server, and server {server} of another user"
+    );
+    assert!(log.contains(&said), "{log}");
+    works.round();
+    // The server leaves, and the other user's client finds the device free.
+    works.end();
+    let ended = place.control(&["shutdown_server", &server.to_string()]);
+    assert_eq!(ended.code, 0, "{}", ended.out);
+    Survivor::start_as(&place, two, two).end();
 }
 
 #[test]
