@@ -48,24 +48,29 @@ use traces::Trace;
 pub use waits::Wait;
 use zerocopy::IntoBytes;
 
-/// Number of failed starts within [`FAILURE_WINDOW`] after which clients of the user are refused.
+/// Number of failed starts within [`FAILURE_WINDOW`], not counting the time that they took, after which clients of the user
+/// are refused.
 const FAILURE_LIMIT: usize = 3;
 const FAILURE_WINDOW: Duration = Duration::from_secs(10);
 /// Reports read from one server before the other servers are served.
 const REPORTS_A_TURN: usize = 64;
 
-/// Recent failed starts, by user.
+/// Recent failed starts, by user, and until when each counts.
 #[derive(Default)]
 struct Failures(Vec<(u32, Instant)>);
 
 impl Failures {
-    fn add(&mut self, uid: u32, now: Instant) {
-        self.0.push((uid, now));
+    /// `took`: how long the start took until it failed. A server waits for some seconds for a device that another process
+    /// uses, so earlier failures count for that much longer.
+    fn add(&mut self, uid: u32, now: Instant, took: Duration) {
+        for (_, until) in self.0.iter_mut().filter(|(user, _)| *user == uid) {
+            *until += took;
+        }
+        self.0.push((uid, now + FAILURE_WINDOW));
     }
 
     fn too_many(&mut self, uid: u32, now: Instant) -> bool {
-        self.0
-            .retain(|(_, at)| now.duration_since(*at) < FAILURE_WINDOW);
+        self.0.retain(|(_, until)| now < *until);
         self.0.iter().filter(|(user, _)| *user == uid).count() >= FAILURE_LIMIT
     }
 }
@@ -468,7 +473,7 @@ impl Servers {
                 );
             }
             State::Initializing => {
-                self.failures.add(server.uid, Instant::now());
+                (self.failures).add(server.uid, Instant::now(), server.started.elapsed());
                 tracing::error!("Server {pid} ended before it was ready; server.log says why");
                 if let Some(why) = self.cannot_be_apart(server.uid) {
                     self.refuse_all(server.uid, CUDA_ERROR_DEVICE_UNAVAILABLE, &why);
@@ -524,7 +529,7 @@ impl Servers {
         };
         let (pid, uid, clients) = (server.pid, server.uid, server.sessions.len());
         if is_starting {
-            self.failures.add(uid, Instant::now());
+            (self.failures).add(uid, Instant::now(), server.started.elapsed());
             if self.failures.too_many(uid, Instant::now()) {
                 tracing::error!("The sessions that server {pid} was to go on with have ended");
                 return false;
@@ -775,7 +780,7 @@ impl Servers {
             Err(error) => {
                 tracing::error!("{error}");
                 if !matches!(start, Start::Standby { .. }) {
-                    self.failures.add(owner.uid, Instant::now());
+                    (self.failures).add(owner.uid, Instant::now(), Duration::ZERO);
                 }
                 None
             }
@@ -833,14 +838,25 @@ mod tests {
         let mut failures = Failures::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        failures.add(1, at(0));
-        failures.add(1, at(1));
-        failures.add(2, at(1));
+        let at_once = Duration::ZERO;
+        failures.add(1, at(0), at_once);
+        failures.add(1, at(1), at_once);
+        failures.add(2, at(1), at_once);
         assert!(!failures.too_many(1, at(2)));
-        failures.add(1, at(2));
+        failures.add(1, at(2), at_once);
         assert!(failures.too_many(1, at(2)));
         assert!(!failures.too_many(2, at(2)));
         assert!(failures.too_many(1, at(9)));
         assert!(!failures.too_many(1, at(10)), "the first one is forgotten");
+
+        let took = Duration::from_secs(6);
+        let mut slow = Failures::default();
+        for seconds in [6, 12] {
+            slow.add(1, at(seconds), took);
+            assert!(!slow.too_many(1, at(seconds)));
+        }
+        slow.add(1, at(18), took);
+        assert!(slow.too_many(1, at(18)));
+        assert!(!slow.too_many(1, at(28)), "the first one is forgotten");
     }
 }

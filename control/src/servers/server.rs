@@ -100,6 +100,8 @@ pub struct Server {
     pub uid: u32,
     /// The group that it runs with; `None`: the daemon's own. The servers that continue its sessions get the same.
     gid: Option<u32>,
+    /// When it was started or taken over, or, for a standby, when it was told to continue sessions.
+    pub(super) started: Instant,
     /// Its state.
     pub state: State,
     pub(super) process: Process,
@@ -200,6 +202,7 @@ impl Server {
             gid,
             trusted,
             knows_uuids: false,
+            started: Instant::now(),
             state: State::Initializing,
             process,
             link: Some(link),
