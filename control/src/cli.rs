@@ -9,14 +9,13 @@ use crate::doctor;
 use crate::environment::Form;
 use crate::program::Program;
 use crate::settings;
-use crate::spawn::Users;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 use mpsshim_model::host_memory::HostMemory;
 use mpsshim_model::limits::Limits;
 use mpsshim_model::mode::Modes;
-use mpsshim_model::policy::{LAUNCH_RUN, MarkKind, TurnPolicy};
+use mpsshim_model::policy::{LAUNCH_RUN, MarkKind, TurnPolicy, Users};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -57,8 +56,11 @@ pub struct Control {
     /// Run the daemon in the foreground, and log to standard error as well
     #[arg(short = 'f', long)]
     pub foreground: bool,
-    /// With -d or -f: serve the clients of all users at the same time, with one server that runs as root
-    #[arg(short = 'M', long = "multiuser-server")]
+    /// With -d or -f, as root: how the clients of several users are served (sets MPSSHIM_USERS) [default: serial]
+    #[arg(long, value_enum)]
+    pub users: Option<Users>,
+    /// The same as --users together
+    #[arg(short = 'M', long = "multiuser-server", conflicts_with = "users")]
     pub multi_user: bool,
     /// With -d or -f: let sm_partition reserve multiprocessors for clients, which get proxy mode only (sets
     /// MPSSHIM_STATIC_PARTITIONING)
@@ -153,19 +155,20 @@ impl Control {
         ];
         let given = given.into_iter().filter(|(given, _)| *given);
         let given = given.map(|(_, option)| option.to_owned());
+        let users = self.users.iter();
+        let users = users.flat_map(|users| ["--users".to_owned(), users.to_string()]);
         let mode = self.mode.iter();
         let mode = mode.flat_map(|modes| ["--mode".to_owned(), modes.to_string()]);
         let metrics = self.metrics.iter();
         let metrics = metrics.flat_map(|at| ["--metrics".to_owned(), at.to_string()]);
-        given.chain(mode).chain(metrics).collect()
+        given.chain(users).chain(mode).chain(metrics).collect()
     }
 
-    /// Which users' clients one server accepts.
-    pub fn users(&self) -> Users {
-        if self.multi_user {
-            Users::Together
-        } else {
-            Users::OneByOne
+    /// How the clients of several users are served, if an option says so.
+    pub fn users(&self) -> Option<Users> {
+        match self.multi_user {
+            true => Some(Users::Together),
+            false => self.users,
         }
     }
 }
@@ -336,6 +339,22 @@ mod tests {
     }
 
     #[test]
+    fn the_daemon_process_gets_the_same_way_to_serve_users() {
+        for (words, users) in [
+            (&["-d"][..], None),
+            (&["-d", "-M"], Some(Users::Together)),
+            (&["-d", "--users", "apart"], Some(Users::Apart)),
+        ] {
+            let options = control(words).expect("options");
+            assert_eq!(options.users(), users);
+            let given = options.daemon_options();
+            let handed_on: Vec<&str> = given.iter().map(String::as_str).collect();
+            let same = control(&[&["-f"], &handed_on[..]].concat());
+            assert_eq!(same.expect("options").users(), users);
+        }
+    }
+
+    #[test]
     fn invalid_command_lines_are_refused() {
         for (words, expected) in [
             (
@@ -356,6 +375,14 @@ mod tests {
             ),
             (&["--foo"], "a similar argument exists: '--foreground'"),
             (&["-x"], "unexpected argument '-x' found"),
+            (
+                &["-d", "--users", "all"],
+                "[possible values: serial, apart, together]",
+            ),
+            (
+                &["-d", "-M", "--users", "serial"],
+                "cannot be used with '--users <USERS>'",
+            ),
             (
                 &["ps", "--format"],
                 "a value is required for '--format <FORMAT>'",

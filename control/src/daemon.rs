@@ -9,7 +9,7 @@ use super::devices::Devices;
 use super::directory::{DirectoryError, PipeDirectory};
 use super::greeting::{self, Greeting};
 use super::servers::{Server, Servers};
-use super::spawn::{Launcher, Users};
+use super::spawn::Launcher;
 use super::usage::Question;
 use super::wire::{self, Answer};
 use crate::closers::{self, Stranger};
@@ -21,10 +21,11 @@ use crate::seqpacket;
 use crate::settings::{self, Settings};
 use mpsshim_api::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED;
 use mpsshim_model::client::Credentials;
-use mpsshim_model::device;
+use mpsshim_model::device::{self, ComputeMode, DeviceInfo};
 use mpsshim_model::limits::MemoryBound;
 use mpsshim_model::mode::Modes;
 use mpsshim_model::mode::by_device::DeviceModes;
+use mpsshim_model::policy::Users;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
 use sd_notify::NotifyState;
@@ -58,9 +59,32 @@ pub enum DaemonError {
     /// A log file.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// The server of all users must run as root.
-    #[error("-M needs root, since the server of all users runs as root; start mps-control as root")]
-    NotRoot,
+    /// Only root's daemon serves several users.
+    #[error(
+        "--users {0} ({name}) needs root: a user's daemon serves that user only; start mps-control as root",
+        name = settings::USERS
+    )]
+    NotRoot(Users),
+    /// A static partition reserves multiprocessors within one server.
+    #[error(
+        "--users apart ({users}) and static partitions (-S, {partitions}) exclude each other: a partition reserves \
+         multiprocessors from the clients of its own server only, and the devices take turns between servers",
+        users = settings::USERS,
+        partitions = settings::STATIC_PARTITIONING
+    )]
+    PartitionsApart,
+    /// A device admits one process, or none.
+    #[error(
+        "--users apart ({name}): device {device} is in {mode} mode, in which several servers cannot share it; set \
+         DEFAULT mode (nvidia-smi -c DEFAULT) or choose --users serial or together",
+        name = settings::USERS
+    )]
+    ExclusiveApart {
+        /// Its ordinal.
+        device: usize,
+        /// Its compute mode.
+        mode: ComputeMode,
+    },
     /// A mode for a missing device, or two modes for one device.
     #[error("{}={modes}: {why}", settings::MODE)]
     Modes {
@@ -196,9 +220,13 @@ pub struct Daemon {
 
 impl Daemon {
     /// Takes the pipe directory and listens; from here on connections succeed.
-    pub fn open(settings: &Settings, users: Users, manner: Manner) -> Result<Daemon, DaemonError> {
-        if users == Users::Together && !nix::unistd::geteuid().is_root() {
-            return Err(DaemonError::NotRoot);
+    pub fn open(settings: &Settings, manner: Manner) -> Result<Daemon, DaemonError> {
+        let users = settings.users;
+        if users != Users::Serial && !nix::unistd::geteuid().is_root() {
+            return Err(DaemonError::NotRoot(users));
+        }
+        if users == Users::Apart && settings.defaults.limits.partitions.is_some() {
+            return Err(DaemonError::PartitionsApart);
         }
         let held = PipeDirectory::take(settings)?;
         let metrics = settings.metrics.map(Endpoint::bind).transpose()?;
@@ -231,7 +259,7 @@ impl Daemon {
         for warning in &settings.ignored {
             tracing::warn!("{warning}");
         }
-        let launcher = Launcher::new(settings.clone(), users, server_log);
+        let launcher = Launcher::new(settings.clone(), server_log);
         let devices = devices_of_settings(&launcher, &settings.defaults)?;
         let mut servers = Servers::new(launcher, settings.defaults.clone())?;
         if let Some(endpoint) = metrics {
@@ -696,8 +724,8 @@ impl Daemon {
     }
 }
 
-/// If devices are named in modes or limits, they are looked up at startup, so that the user who starts the daemon learns of
-/// mistakes.
+/// If devices are named in modes or limits, or must be shared by the servers of several users, they are looked up at
+/// startup, so that the user who starts the daemon learns of mistakes.
 fn devices_of_settings(launcher: &Launcher, defaults: &Defaults) -> Result<Devices, DaemonError> {
     let mut devices = Devices::default();
     let modes = launcher.modes();
@@ -708,11 +736,16 @@ fn devices_of_settings(launcher: &Launcher, defaults: &Defaults) -> Result<Devic
     let uuids = defaults.by_uuid.iter();
     let uuids = uuids.map(|(bound, uuid, _)| (*bound, uuid.clone()));
     let named: Vec<(MemoryBound, String)> = ordinals.chain(uuids).collect();
-    if modes.devices.is_empty() && named.is_empty() {
+    let is_apart = launcher.users() == Users::Apart;
+    if modes.devices.is_empty() && named.is_empty() && !is_apart {
         return Ok(devices);
     }
     match devices.find_now(launcher) {
         Ok(Some(found)) => {
+            if is_apart && let Some(device) = found.iter().position(DeviceInfo::is_exclusive) {
+                let mode = found[device].compute_mode;
+                return Err(DaemonError::ExclusiveApart { device, mode });
+            }
             let (_, wrong) = DeviceModes::new(&modes, found, None);
             if let Some(why) = wrong.into_iter().next() {
                 return Err(DaemonError::Modes { modes, why });

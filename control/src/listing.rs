@@ -10,7 +10,6 @@ pub use users::users;
 
 use super::commands::Format;
 use super::servers::{Client, Server, Wait};
-use super::spawn::Users;
 use super::usage::UsageBySession;
 use crate::library;
 use crate::settings::Settings;
@@ -18,7 +17,7 @@ use mpsshim_model::amount;
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, ManagedUsage, MemoryBound, MoveUsage, Percentage, Usage};
 use mpsshim_model::mode::Modes;
-use mpsshim_model::policy::ByUser;
+use mpsshim_model::policy::{ByUser, Users};
 use nix::unistd::{Uid, User};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -125,7 +124,7 @@ pub struct Info<'a> {
 
 /// `info`
 pub fn info(info: &Info<'_>) -> Listing {
-    const COLUMNS: [&str; 12] = [
+    const COLUMNS: [&str; 13] = [
         "pipe_directory",
         "log_directory",
         "pid",
@@ -133,6 +132,7 @@ pub fn info(info: &Info<'_>) -> Listing {
         "user",
         "version",
         "mode",
+        "users",
         "multi_user",
         "servers",
         "clients",
@@ -154,6 +154,7 @@ pub fn info(info: &Info<'_>) -> Listing {
         user_name(uid),
         json!(env!("CARGO_PKG_VERSION")),
         json!(info.modes.to_string()),
+        json!(info.users.to_string()),
         json!(info.users == Users::Together),
         json!(info.servers),
         json!(info.clients),

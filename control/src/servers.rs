@@ -1,9 +1,10 @@
 //! The servers of a daemon and the clients that wait for one.
 //!
-//! At most one user's server serves at a time. [`Servers::advance`] is the policy: it is called after every
-//! event and takes every waiting client as far as possible.
+//! The servers of one user serve at a time, or those of all users (`apart.rs`). [`Servers::advance`] is the policy: it is
+//! called after every event and takes every waiting client as far as possible.
 
 mod ahead;
+mod apart;
 mod limits;
 mod moves;
 mod orphans;
@@ -26,7 +27,8 @@ use crate::logging::limit;
 use crate::seqpacket;
 use moves::Moves;
 use mpsshim_api::cuda::{
-    CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
+    CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_MPS_CONNECTION_FAILED,
+    CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_proto::handshake::{MAGIC_REFUSAL, WAIT_NOTICE};
@@ -46,24 +48,29 @@ use traces::Trace;
 pub use waits::Wait;
 use zerocopy::IntoBytes;
 
-/// Number of failed starts within [`FAILURE_WINDOW`] after which clients of the user are refused.
+/// Number of failed starts within [`FAILURE_WINDOW`], not counting the time that they took, after which clients of the user
+/// are refused.
 const FAILURE_LIMIT: usize = 3;
 const FAILURE_WINDOW: Duration = Duration::from_secs(10);
 /// Reports read from one server before the other servers are served.
 const REPORTS_A_TURN: usize = 64;
 
-/// Recent failed starts, by user.
+/// Recent failed starts, by user, and until when each counts.
 #[derive(Default)]
 struct Failures(Vec<(u32, Instant)>);
 
 impl Failures {
-    fn add(&mut self, uid: u32, now: Instant) {
-        self.0.push((uid, now));
+    /// `took`: how long the start took until it failed. A server waits for some seconds for a device that another process
+    /// uses, so earlier failures count for that much longer.
+    fn add(&mut self, uid: u32, now: Instant, took: Duration) {
+        for (_, until) in self.0.iter_mut().filter(|(user, _)| *user == uid) {
+            *until += took;
+        }
+        self.0.push((uid, now + FAILURE_WINDOW));
     }
 
     fn too_many(&mut self, uid: u32, now: Instant) -> bool {
-        self.0
-            .retain(|(_, at)| now.duration_since(*at) < FAILURE_WINDOW);
+        self.0.retain(|(_, until)| now < *until);
         self.0.iter().filter(|(user, _)| *user == uid).count() >= FAILURE_LIMIT
     }
 }
@@ -373,11 +380,14 @@ impl Servers {
                 server.hand_log(self.launcher.log());
             }
             let found = server.take_findings();
-            let devices = server.devices.clone();
+            let (uid, devices) = (server.uid, server.devices.clone());
             self.weigh(found);
             self.read_programs_of(pid);
             if !devices.is_empty() {
-                self.exclusive = devices.iter().any(DeviceInfo::is_exclusive);
+                // Where users are apart, an untrusted user's report must not keep other users' servers from starting.
+                if !self.users_are_apart() || self.launcher.trusts(uid) {
+                    self.exclusive = devices.iter().any(DeviceInfo::is_exclusive);
+                }
                 self.learn_devices_of(pid, &devices);
             }
             self.collect_moves();
@@ -463,8 +473,11 @@ impl Servers {
                 );
             }
             State::Initializing => {
-                self.failures.add(server.uid, Instant::now());
+                (self.failures).add(server.uid, Instant::now(), server.started.elapsed());
                 tracing::error!("Server {pid} ended before it was ready; server.log says why");
+                if let Some(why) = self.cannot_be_apart(server.uid) {
+                    self.refuse_all(server.uid, CUDA_ERROR_DEVICE_UNAVAILABLE, &why);
+                }
             }
             State::Fault => {
                 tracing::error!(
@@ -516,7 +529,7 @@ impl Servers {
         };
         let (pid, uid, clients) = (server.pid, server.uid, server.sessions.len());
         if is_starting {
-            self.failures.add(uid, Instant::now());
+            (self.failures).add(uid, Instant::now(), server.started.elapsed());
             if self.failures.too_many(uid, Instant::now()) {
                 tracing::error!("The sessions that server {pid} was to go on with have ended");
                 return false;
@@ -539,6 +552,7 @@ impl Servers {
             .chain(self.restart_deadline())
             .chain(self.standby_deadline())
             .chain(self.images_deadline())
+            .chain(self.idle_deadline())
             .chain(self.orphans_until)
             .chain(self.waiting.iter().filter_map(Waiting::read_until))
             .chain(self.waiting.iter().filter_map(|waiting| waiting.notice_at))
@@ -558,6 +572,7 @@ impl Servers {
         self.tell_reasons(now);
         self.expire_restarts(now);
         self.expire_adoptions(now);
+        self.end_idle(now);
         self.start_standbys();
         self.keep_images();
         if self.orphans_until.take_if(|at| *at <= now).is_some() {
@@ -646,6 +661,7 @@ impl Servers {
         loop {
             self.hand_over();
             self.end_unneeded();
+            self.note_idle(Instant::now());
             let Some((owner, program)) = self.without_server() else {
                 return;
             };
@@ -764,7 +780,7 @@ impl Servers {
             Err(error) => {
                 tracing::error!("{error}");
                 if !matches!(start, Start::Standby { .. }) {
-                    self.failures.add(owner.uid, Instant::now());
+                    (self.failures).add(owner.uid, Instant::now(), Duration::ZERO);
                 }
                 None
             }
@@ -777,15 +793,17 @@ impl Servers {
             self.launcher.served(owner),
             FAILURE_WINDOW.as_secs()
         );
-        self.wanted.retain(|wanted| wanted.uid != owner.uid);
+        let reason = "no server can be started; server.log says why";
+        self.refuse_all(owner.uid, CUDA_ERROR_MPS_CONNECTION_FAILED, reason);
+    }
+
+    /// Refuses the clients that wait for a server of this owner, and requests for one.
+    fn refuse_all(&mut self, uid: u32, status: CUresult, reason: &str) {
+        self.wanted.retain(|wanted| wanted.uid != uid);
         self.waiting.retain(|waiting| {
-            let refused = waiting.owner.uid == owner.uid;
+            let refused = waiting.owner.uid == uid;
             if refused {
-                refuse(
-                    &waiting.client,
-                    CUDA_ERROR_MPS_CONNECTION_FAILED,
-                    "no server can be started; server.log says why",
-                );
+                refuse(&waiting.client, status, reason);
             }
             !refused
         });
@@ -820,14 +838,25 @@ mod tests {
         let mut failures = Failures::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        failures.add(1, at(0));
-        failures.add(1, at(1));
-        failures.add(2, at(1));
+        let at_once = Duration::ZERO;
+        failures.add(1, at(0), at_once);
+        failures.add(1, at(1), at_once);
+        failures.add(2, at(1), at_once);
         assert!(!failures.too_many(1, at(2)));
-        failures.add(1, at(2));
+        failures.add(1, at(2), at_once);
         assert!(failures.too_many(1, at(2)));
         assert!(!failures.too_many(2, at(2)));
         assert!(failures.too_many(1, at(9)));
         assert!(!failures.too_many(1, at(10)), "the first one is forgotten");
+
+        let took = Duration::from_secs(6);
+        let mut slow = Failures::default();
+        for seconds in [6, 12] {
+            slow.add(1, at(seconds), took);
+            assert!(!slow.too_many(1, at(seconds)));
+        }
+        slow.add(1, at(18), took);
+        assert!(slow.too_many(1, at(18)));
+        assert!(!slow.too_many(1, at(28)), "the first one is forgotten");
     }
 }

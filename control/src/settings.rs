@@ -12,7 +12,7 @@ pub use mpsshim_proto::environment::{
     CONFIG, COPY_THREADS, CUDA_LIBRARY, DEVICE_MEM_GUARANTEE, DISABLE, HOST_MEMORY, LIBRARY, LOG,
     LOG_DIRECTORY, MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE,
     MOVED_MEMORY_DIRECTORY, NOTICES, NVML_LIBRARY, OVERSUBSCRIPTION, PIPE_DIRECTORY, QUARANTINE,
-    REPLAY, REQUIRED, SCHEDULING, SERVER, STANDBY, STATIC_PARTITIONING, TURNS,
+    REPLAY, REQUIRED, SCHEDULING, SERVER, STANDBY, STATIC_PARTITIONING, TURNS, USERS,
 };
 
 use crate::defaults::Defaults;
@@ -22,7 +22,7 @@ use clap::ValueEnum;
 use mpsshim_model::host_memory::{HostMemory, NoHostMemory};
 use mpsshim_model::mode::{Modes, NoModes};
 use mpsshim_model::partitions::Partitions;
-use mpsshim_model::policy::{MarkKind, TurnPolicy};
+use mpsshim_model::policy::{MarkKind, TurnPolicy, Users};
 use mpsshim_proto::{directory, environment};
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -213,6 +213,15 @@ pub const TABLE: &[Setting] = &[
                   other value makes `cuInit` fail.",
     },
     Setting {
+        name: USERS,
+        key: Some("users"),
+        default: "serial",
+        meaning: "How root's daemon serves the clients of several users. serial: one user at a time; the clients of other users \
+                  wait. apart: all users at the same time, each with a server of its own, so that memory and faults are \
+                  apart; the devices take turns between the servers. together: all users at the same time, with one server \
+                  that runs as root (see `--users`). In the file it applies to root's daemon only. Read by the daemon.",
+    },
+    Setting {
         name: TURNS,
         key: Some("turns"),
         default: "auto",
@@ -397,6 +406,8 @@ pub struct Settings {
     pub marks: MarkKind,
     /// [`MODE`].
     pub mode: Option<Modes>,
+    /// [`USERS`].
+    pub users: Users,
     /// [`TURNS`].
     pub turns: TurnPolicy,
     /// [`QUARANTINE`].
@@ -485,6 +496,14 @@ impl Settings {
         if get(STATIC_PARTITIONING).map_or(Ok(false), flag)? {
             defaults.limits.partitions = Some(Partitions::default());
         }
+        let users = get(USERS);
+        // The file is for the daemons of all users, and only root's serves several.
+        let is_for_root = users.as_ref().is_some_and(|given| given.in_file);
+        let users = users.map_or(Ok(Users::default()), word)?;
+        let users = match is_for_root && !is_root {
+            true => Users::default(),
+            false => users,
+        };
         Ok(Settings {
             config: None,
             pipe_directory,
@@ -504,6 +523,7 @@ impl Settings {
             moved_memory_directory: path(MOVED_MEMORY_DIRECTORY)?,
             marks: get(MARKS).map_or(Ok(MarkKind::default()), word)?,
             mode: get(MODE).map(mode).transpose()?,
+            users,
             turns: get(TURNS).map_or(Ok(TurnPolicy::default()), word)?,
             quarantine: get(QUARANTINE).map_or(Ok(QuarantinePolicy::default()), word)?,
             metrics: get(METRICS).map(metrics).transpose()?,
@@ -824,6 +844,40 @@ mod tests {
         assert_eq!(turns("always"), Ok(TurnPolicy::Always));
         let error = turns("1").expect_err("no policy").to_string();
         assert_eq!(error, "MPSSHIM_TURNS=1 is not one of auto, always, never");
+    }
+
+    #[test]
+    fn users_are_served_in_one_of_three_ways() {
+        fn users(value: &str, is_root: bool) -> Result<Users, SettingsError> {
+            settings(&[(USERS, value)], is_root).map(|found| found.users)
+        }
+        assert_eq!(users("", true), Ok(Users::Serial));
+        for way in Users::value_variants() {
+            assert_eq!(users(&name_of(way), true), Ok(*way));
+            assert_eq!(name_of(way), way.to_string());
+            // The daemon refuses it, and says why.
+            assert_eq!(users(&name_of(way), false), Ok(*way));
+        }
+        let error = users("all", true).expect_err("no way").to_string();
+        let said = "MPSSHIM_USERS=all is not one of serial, apart, together";
+        assert_eq!(error, said);
+    }
+
+    #[test]
+    fn in_the_file_users_are_those_of_root_s_daemon() {
+        let users = |value: &str, is_root| {
+            let given = |name| {
+                (name == USERS).then(|| Given {
+                    value: value.into(),
+                    told: format!("users = {value}"),
+                    in_file: true,
+                })
+            };
+            Settings::from_given(given, is_root).map(|found| found.users)
+        };
+        assert_eq!(users("together", true), Ok(Users::Together));
+        assert_eq!(users("together", false), Ok(Users::Serial));
+        assert!(users("all", false).is_err());
     }
 
     #[test]

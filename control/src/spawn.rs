@@ -8,6 +8,7 @@ use crate::seqpacket;
 use crate::settings::{self, Settings};
 use mpsshim_model::limits::Limits;
 use mpsshim_model::mode::Modes;
+use mpsshim_model::policy::Users;
 use nix::unistd::{Uid, User, geteuid};
 use std::fs::File;
 use std::io;
@@ -47,20 +48,10 @@ pub struct Owner {
     pub gid: Option<u32>,
 }
 
-/// Whose clients one server takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Users {
-    /// One user's; another user's wait until it is idle.
-    OneByOne,
-    /// Everyone's at the same time. The server runs as the daemon's user, which is root.
-    Together,
-}
-
 /// Starts servers, all with the same executable, settings and log.
 pub struct Launcher {
     executable: PathBuf,
     settings: Settings,
-    users: Users,
     log: File,
 }
 
@@ -82,11 +73,10 @@ pub enum Start {
 
 impl Launcher {
     /// Servers log to `log`, which is opened for appending.
-    pub fn new(settings: Settings, users: Users, log: File) -> Launcher {
+    pub fn new(settings: Settings, log: File) -> Launcher {
         Launcher {
             executable: server_executable(&settings),
             settings,
-            users,
             log,
         }
     }
@@ -113,8 +103,8 @@ impl Launcher {
 
     /// The user or users that the server of this user's clients must serve.
     pub fn owner(&self, uid: u32, gid: Option<u32>) -> Owner {
-        match self.users {
-            Users::OneByOne => Owner { uid, gid },
+        match self.settings.users {
+            Users::Serial | Users::Apart => Owner { uid, gid },
             Users::Together => Owner {
                 uid: geteuid().as_raw(),
                 gid: None,
@@ -124,8 +114,8 @@ impl Launcher {
 
     /// The users served by that owner's server, in words.
     pub fn served(&self, owner: Owner) -> String {
-        match self.users {
-            Users::OneByOne => format!("user {}", owner.uid),
+        match self.settings.users {
+            Users::Serial | Users::Apart => format!("user {}", owner.uid),
             Users::Together => "all users".to_owned(),
         }
     }
@@ -135,9 +125,9 @@ impl Launcher {
         self.settings.standby
     }
 
-    /// Whose clients one server takes.
+    /// How the clients of several users are served.
     pub fn users(&self) -> Users {
-        self.users
+        self.settings.users
     }
 
     /// Whether programs are quarantined.

@@ -16,6 +16,28 @@ pub enum MarkKind {
     Kernel,
 }
 
+/// How the clients of several users are served.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Users {
+    /// One user at a time, as under NVIDIA MPS; the clients of other users wait
+    #[default]
+    Serial,
+    /// All users at the same time, each with a server of its own
+    Apart,
+    /// All users at the same time, with one server that runs as root
+    Together,
+}
+
+impl fmt::Display for Users {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Users::Serial => "serial",
+            Users::Apart => "apart",
+            Users::Together => "together",
+        })
+    }
+}
+
 /// When clients in direct mode take turns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]

@@ -56,6 +56,8 @@ names! {
     MARKS = "MPSSHIM_MARKS";
     /// Proxy or direct.
     MODE = "MPSSHIM_MODE";
+    /// How the clients of several users are served.
+    USERS = "MPSSHIM_USERS";
     /// When clients in direct mode take turns.
     TURNS = "MPSSHIM_TURNS";
     /// Whether clients in proxy mode may have more device memory together than the device has.

@@ -133,7 +133,9 @@ pub fn serve<H: Host>(
         departure: None,
     };
     serving.announce();
-    let end = serving.run(orders, events);
+    let end = serving
+        .report_ready(events)
+        .and_then(|()| serving.run(orders, events));
     match end {
         Ok(Finish::HandedOver) => {
             std::mem::forget(serving.host);
@@ -262,9 +264,16 @@ impl<H: Host> Serving<H> {
         }
         tracing::info!("Server has started");
         self.hand_keeper();
+    }
+
+    /// Reports that the server is ready, after the sessions that it goes on with: the daemon may end a server without
+    /// clients.
+    fn report_ready(&mut self, events: &Receiver<EngineEvent>) -> Result<(), Lost> {
+        events.try_iter().try_for_each(|event| self.note(event))?;
         self.report(&ToDaemon::Ready {
             devices: self.host.devices(),
         });
+        Ok(())
     }
 
     /// Gives the daemon the connection to the keeper, for the next server.

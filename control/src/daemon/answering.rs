@@ -413,7 +413,7 @@ impl Daemon {
                 added.map_err(Answer::failed)?;
             }
             Command::QuarantineRelease { uid, program } => {
-                if !commands_all && !self.servers.users_are_apart() {
+                if !commands_all && !self.servers.has_server_per_user() {
                     return refuse("quarantine release where one server serves all users");
                 }
                 if !commands_all && uid.is_some_and(|uid| uid != who.uid) {

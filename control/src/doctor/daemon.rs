@@ -124,8 +124,9 @@ fn itself(settings: &Settings, info: &Value, uid: u32) -> Finding {
             "Start a daemon of your own in another pipe directory, or one as root.",
         );
     }
-    let users = match (uid, info["multi_user"].as_bool()) {
-        (0, Some(true)) => "all users at the same time",
+    let users = match (uid, text(info, "users")) {
+        (0, "together") => "all users at the same time, with one server",
+        (0, "apart") => "all users at the same time, with a server for each",
         (0, _) => "all users, one at a time",
         _ => "this user",
     };

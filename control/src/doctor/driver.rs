@@ -2,7 +2,7 @@
 
 use super::{Finding, content, finish};
 use crate::settings::Settings;
-use crate::spawn::{Launcher, Users};
+use crate::spawn::Launcher;
 use mpsshim_model::device::{ComputeMode, DeviceInfo};
 use mpsshim_model::driver::DriverInfo;
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -59,7 +59,7 @@ fn describe(settings: &Settings) -> Result<DriverInfo, String> {
     let log = memfd_create(c"doctor", MFdFlags::MFD_CLOEXEC).map_err(|error| error.to_string())?;
     let log = File::from(log);
     let said = log.try_clone().map_err(|error| error.to_string())?;
-    let launcher = Launcher::new(settings.clone(), Users::OneByOne, log);
+    let launcher = Launcher::new(settings.clone(), log);
     let child = launcher.describe_driver();
     let child = child.map_err(|error| error.to_string())?;
     let (status, text) = finish(child, PATIENCE)?;

@@ -5,9 +5,10 @@ use crate::link::{Arrival, LONGEST_KERNEL, MOST_SUSPECTS, Suspect};
 use crate::logging::limit;
 use crate::program::{Identity, Program};
 use crate::quarantine::{CLEAN_RUNS, Entry, Quarantine, accusation};
-use crate::spawn::{Owner, Users};
+use crate::spawn::Owner;
 use mpsshim_model::client::Credentials;
 use mpsshim_model::mode::Mode;
+use mpsshim_model::policy::Users;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -202,9 +203,10 @@ impl Servers {
         released.len()
     }
 
-    /// Whether each user may release its own programs: with one server per user, the next fault affects only that user.
-    pub fn users_are_apart(&self) -> bool {
-        self.launcher.users() == Users::OneByOne
+    /// Whether no server has clients of several users. Then each user may release its own programs: the next fault affects
+    /// only that user.
+    pub fn has_server_per_user(&self) -> bool {
+        self.launcher.users() != Users::Together
     }
 
     /// Updates the list.
@@ -245,7 +247,7 @@ impl Servers {
         programs.dedup();
         // Between users, one fault that another program may have caused is not enough.
         let is_certain = is_apart || !is_unknown && programs.len() == 1;
-        let is_enough = is_certain || self.users_are_apart();
+        let is_enough = is_certain || self.has_server_per_user();
         for program in programs {
             let accused = if is_enough {
                 Some(self.quarantine.accuse(&program))
@@ -300,19 +302,22 @@ impl Servers {
         needed(&self.quarantine, &self.running, waiting.program())
     }
 
-    /// Whether a server may run now beside the others: servers of the same user for other programs, or for clients that could
-    /// not move to the next server, if the devices admit several processes.
+    /// Whether a server may run now beside the others: servers of other users if users are apart, and servers of the same user
+    /// for other programs, or for clients that could not move to the next server, if the devices admit several processes.
     pub(super) fn may_start(&self, owner: Owner, program: Option<&Program>) -> bool {
         let beside = |server: &Server| {
+            if server.uid != owner.uid {
+                return self.users_are_apart();
+            }
             let for_others = server.quarantined.as_ref() != program || server.left_behind;
-            server.uid == owner.uid && for_others && !self.exclusive
+            for_others && !self.exclusive && !server.is_exclusive()
         };
         let has_room = |program: &Program| has_room(&self.running, program);
         self.running.iter().all(beside) && program.is_none_or(has_room)
     }
 
     /// Process ids of the working servers that make room for a server for these clients: those of other users whose servers
-    /// are all idle, and on devices that admit one process also idle servers of the same user.
+    /// are all idle, unless users are apart, and on devices that admit one process also idle servers of the same user.
     pub(super) fn servers_in_the_way(&self, owner: Owner, program: Option<&Program>) -> Vec<i32> {
         let is_idle = |uid: u32| {
             let of_user = |server: &&Server| server.uid == uid && server.standby_of.is_none();
@@ -326,7 +331,7 @@ impl Servers {
                 && if server.uid == owner.uid {
                     is_apart && server.is_idle()
                 } else {
-                    is_idle(server.uid)
+                    !self.users_are_apart() && is_idle(server.uid)
                 }
         };
         let servers = self.running.iter().filter(makes_room);

@@ -100,6 +100,8 @@ pub struct Server {
     pub uid: u32,
     /// The group that it runs with; `None`: the daemon's own. The servers that continue its sessions get the same.
     gid: Option<u32>,
+    /// When it was started or taken over, or, for a standby, when it was told to continue sessions.
+    pub(super) started: Instant,
     /// Its state.
     pub state: State,
     pub(super) process: Process,
@@ -158,6 +160,8 @@ pub struct Server {
     pub(super) stops_later: bool,
     /// The connection to the keeper of its sessions, with which the next server continues them.
     pub(super) keeper: Option<Stranger>,
+    /// Since when it has had no clients; kept if users are apart.
+    pub(super) idle_since: Option<Instant>,
     /// It serves the processes of this quarantined program only.
     pub quarantined: Option<Program>,
     /// Findings about programs in its reports that the daemon has not processed yet.
@@ -198,6 +202,7 @@ impl Server {
             gid,
             trusted,
             knows_uuids: false,
+            started: Instant::now(),
             state: State::Initializing,
             process,
             link: Some(link),
@@ -226,6 +231,7 @@ impl Server {
             left_behind: false,
             stops_later: false,
             keeper: None,
+            idle_since: None,
             quarantined: None,
             findings: Findings::default(),
             traced: Vec::new(),

@@ -458,6 +458,7 @@ impl Servers {
             return Err(keeper);
         }
         standby.standby_of = None;
+        standby.started = Instant::now();
         standby.adopts_by = Some(Instant::now() + ORDER_PATIENCE);
         standby.keeper = Some(keeper);
         tracing::info!(

@@ -81,7 +81,8 @@ impl Servers {
         if let Some(server) = self.iter().find(|server| server.serves(uid, program)) {
             return of_own_server(server);
         }
-        if let Some(server) = self.iter().find(|server| server.uid != uid) {
+        let mut others = self.iter().filter(|server| server.uid != uid);
+        if let Some(server) = others.next().filter(|_| !self.users_are_apart()) {
             return of_other_user(server);
         }
         if self.exclusive
@@ -118,7 +119,7 @@ fn of_other_user(server: &Server) -> String {
     };
     format!(
         "server {} serves user {name}, who has {clients}; it is the next user's turn when they have ended \
-         (`mps-control ps` lists them). A daemon started with -M serves all users at once",
+         (`mps-control ps` lists them). A daemon started with --users apart or --users together serves all users at once",
         server.pid
     )
 }

@@ -31,6 +31,7 @@ fn main() -> ExitCode {
     let starts = options.daemon || options.foreground;
     for (given, name) in [
         (options.multi_user, "-M"),
+        (options.users.is_some(), "--users"),
         (options.static_partitioning, "-S"),
         (options.ready_devices, "-q"),
         (options.mode.is_some(), "--mode"),
@@ -77,6 +78,7 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         generate(&settings, output.as_deref())?;
         return Ok(true);
     }
+    settings.users = options.users().unwrap_or(settings.users);
     settings.mode = options.mode.clone().or(settings.mode);
     if options.static_partitioning {
         let limits = &mut settings.defaults.limits;
@@ -87,7 +89,7 @@ fn run(options: &Control) -> anyhow::Result<bool> {
     let ready_devices = options.ready_devices || settings.metrics.is_some();
     if options.detached {
         launch::leave_session();
-        let mut daemon = Daemon::open(&settings, options.users(), Manner::Detached)?;
+        let mut daemon = Daemon::open(&settings, Manner::Detached)?;
         launch::tell_ready()?;
         if ready_devices {
             daemon.search_devices();
@@ -98,7 +100,7 @@ fn run(options: &Control) -> anyhow::Result<bool> {
             std::env::current_exe().context("cannot find the executable of this process")?;
         launch::start_detached(&executable, &settings, &options.daemon_options())?;
     } else if options.foreground {
-        let mut daemon = Daemon::open(&settings, options.users(), Manner::Foreground)?;
+        let mut daemon = Daemon::open(&settings, Manner::Foreground)?;
         if ready_devices {
             daemon.search_devices();
         }

@@ -150,10 +150,24 @@ struct Running {
 
 impl Running {
     fn start() -> Running {
+        let running = Running::with(0);
+        assert!(matches!(
+            running.report(),
+            ToDaemon::Ready { devices } if devices.len() == 1
+        ));
+        running
+    }
+
+    /// A server that goes on with sessions 1 to `restored`.
+    fn with(restored: u64) -> Running {
         let (ours, theirs) = seqpacket::pair().expect("pair");
         let directory = tempfile::tempdir().expect("directory");
         let control = directory.path().join("control");
         let (events, receiver) = unbounded();
+        for session in 1..=restored {
+            let event = EngineEvent::Connected(info(session));
+            events.send(event).expect("serving");
+        }
         let host = Fake {
             events: events.clone(),
             held: Mutex::default(),
@@ -167,17 +181,12 @@ impl Running {
                 &control,
             )
         });
-        let running = Running {
+        Running {
             directory,
             daemon: Link::new(ours),
             events,
             thread,
-        };
-        assert!(matches!(
-            running.report(),
-            ToDaemon::Ready { devices } if devices.len() == 1
-        ));
-        running
+        }
     }
 
     fn report(&self) -> ToDaemon {
@@ -298,6 +307,17 @@ fn clients_outlive_the_daemon() {
         .send(EngineEvent::Gone(info(1), None))
         .expect("serving");
     assert_eq!(thread.join().expect("end"), End::Orderly);
+}
+
+#[test]
+fn sessions_that_go_on_are_reported_before_the_server_is_ready() {
+    let running = Running::with(2);
+    for session in 1..=2 {
+        assert_eq!(running.report(), ToDaemon::from(&info(session)));
+    }
+    assert!(matches!(running.report(), ToDaemon::Ready { .. }));
+    running.daemon.order_shutdown(true).expect("order");
+    assert_eq!(running.thread.join().expect("end"), End::Orderly);
 }
 
 #[test]

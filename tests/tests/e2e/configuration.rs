@@ -102,6 +102,10 @@ fn what_is_wrong_is_said_with_file_line_and_key() {
             "scheduling = lifo is not one of auto, fifo",
         ),
         (
+            "users = \"all\"",
+            "users = all is not one of serial, apart, together",
+        ),
+        (
             "cuda_library = \"libcuda.so.1\"",
             "cuda_library = libcuda.so.1 is not an absolute path",
         ),

@@ -76,7 +76,10 @@ fn a_user_s_daemon_and_programs_meet_in_the_runtime_directory() {
     assert_eq!(info["pid"], place.daemon_pid());
     assert_eq!(info["version"], env!("CARGO_PKG_VERSION"));
     assert_eq!(info["mode"], "proxy");
-    assert_eq!(info["multi_user"], false);
+    assert_eq!(
+        (&info["users"], &info["multi_user"]),
+        (&"serial".into(), &false.into())
+    );
     assert_eq!((&info["servers"], &info["clients"]), (&0.into(), &0.into()));
     assert!(
         info["devices"]

@@ -254,6 +254,15 @@ fn a_server_that_may_not_use_the_device_says_why() {
     // The next server finds it free.
     assert_eq!(well(&started.finish(PATIENCE)), "busy\n");
 
+    // Each server waits for the device, and the third is the last.
+    let machine = Machine::new();
+    let native = Running::start_until(&mut machine.native(), "started");
+    let refused = finish(&mut client(&machine.place, &["work", "1"]));
+    assert_ne!(refused.code, 0);
+    let log = machine.place.log("control.log");
+    assert_eq!(log.matches("Starting new server").count(), 3, "{log}");
+    well(&native.finish(PATIENCE));
+
     let place = daemon_with(&[(MODE, "PROHIBITED")]);
     let refused = finish(&mut client(&place, &["work", "1"]));
     assert_ne!(refused.code, 0);

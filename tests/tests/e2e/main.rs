@@ -49,3 +49,4 @@ mod trace;
 mod transcript;
 mod user_memory;
 mod users;
+mod users_apart;
