@@ -11,7 +11,7 @@ use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::io::{self, Write};
 use std::process::{Command, ExitCode};
 use std::ptr::null_mut;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 type Status<T = ()> = Result<T, CUresult>;
@@ -417,6 +417,64 @@ impl Client {
             }
             self.synchronize()?;
         }
+    }
+
+    /// Until the end of its input: kernels of several sizes that each overwrite results of those before, and a copy of all
+    /// results. Most could fill softgpu's device.
+    fn ordered(&self) -> Status {
+        const ROUNDS: u32 = 200;
+        // Of the device's multiprocessors, the blocks of one are 32.
+        const BLOCKS: [u32; 4] = [120, 128, 90, 1];
+        let ends = Arc::new(AtomicBool::new(false));
+        let told = ends.clone();
+        std::thread::spawn(move || {
+            let _ = io::stdin().read_line(&mut String::new());
+            told.store(true, Ordering::Relaxed);
+        });
+        let mut expected = vec![0u32; 2 * 128 * 32];
+        let bytes = expected.len() * 4;
+        cu!(
+            cuMemsetD8Async,
+            self.memory,
+            0u8,
+            bytes,
+            self.stream
+        )
+        .ok()?;
+        say("busy");
+        let mut seed = 0u32;
+        while !ends.load(Ordering::Relaxed) {
+            for _ in 0..24 {
+                seed = seed.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+                let blocks = BLOCKS[(seed >> 28) as usize % BLOCKS.len()];
+                let from = (seed >> 8) as usize % (expected.len() - blocks as usize * 32 + 1);
+                let (mut out, mut rounds) = (self.memory + from as u64 * 4, ROUNDS);
+                let params = &mut [
+                    (&raw mut out).cast(),
+                    (&raw mut seed).cast(),
+                    (&raw mut rounds).cast(),
+                ];
+                self.launch_blocks(blocks, 32, self.fill, params)?;
+                for (i, word) in (0..blocks * 32).zip(&mut expected[from..]) {
+                    *word = i.wrapping_mul(seed).wrapping_mul(ROUNDS);
+                }
+            }
+            let mut found = vec![0u32; expected.len()];
+            cu!(
+                cuMemcpyDtoHAsync_v2,
+                found.as_mut_ptr(),
+                self.memory,
+                bytes,
+                self.stream
+            )
+            .ok()?;
+            self.synchronize()?;
+            assert!(
+                found == expected,
+                "results of kernels that overwrite each other"
+            );
+        }
+        Ok(())
     }
 
     /// One call after a line on standard input.
@@ -828,6 +886,7 @@ fn run(what: &str, rounds: u32) -> Status {
         "work" => client.work(rounds),
         "launch" => client.launch_on_and_on(),
         "flood" => client.flood(),
+        "ordered" => client.ordered(),
         "idle" => client.idle(),
         "managed" => client.managed(),
         "heap" => client.heap((rounds != u32::MAX).then_some(rounds)),

@@ -1,5 +1,6 @@
 //! What clients may have: multiprocessors and device memory, as programs see them.
 
+use mpsshim_tests::PATIENCE;
 use mpsshim_tests::control_daemon::{Place, wait_until};
 use mpsshim_tests::peer::{Peer, Worker};
 use mpsshim_tests::programs::{Running, client, preloaded, succeed};
@@ -289,6 +290,30 @@ fn levels_are_given_unless_the_order_is_that_of_submission() {
     served(false);
     set(&["none", &uid]);
     served(true);
+}
+
+#[test]
+fn work_that_leaves_a_part_of_the_device_free_keeps_its_order() {
+    let place = daemon_with(&[("MPSSHIM_LOG", "debug")]);
+    let mut long = Running::start_until(&mut client(&place, &["ordered"]), "busy");
+    let short = Running::start_until(&mut client(&place, &["launch"]), "busy");
+    // Whether the short kernels gain depends on the machine; that is tried again and again.
+    wait_until(
+        "a part was kept free, and then the whole device used",
+        || {
+            let log = place.log("server.log");
+            let lines = log
+                .lines()
+                .filter(|line| line.contains("reserve for short kernels"));
+            let lines: Vec<&str> = lines.collect();
+            let first = lines.iter().position(|line| line.contains("extent=Some"));
+            first.is_some_and(|first| lines[first..].iter().any(|line| line.contains("None")))
+        },
+    );
+    short.kill();
+    long.say("");
+    let done = long.finish(PATIENCE);
+    assert_eq!(done.code, 0, "{}", done.err);
 }
 
 #[test]

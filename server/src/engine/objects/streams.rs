@@ -386,13 +386,15 @@ impl Stream {
     /// previous call.
     pub fn fills(&mut self, gpu: &Gpu, segment: &Segment) -> (f32, u64) {
         let done = self.ops - self.in_flight(gpu, segment);
-        let before = std::mem::replace(&mut self.looked, done);
+        // A later mark of the client's, which has not been reached, hides the one before.
+        let before = self.looked;
+        self.looked = before.max(done);
         let fill = if done < self.last_kernel {
             self.fill
         } else {
             0.0
         };
-        (fill, done - before)
+        (fill, self.looked - before)
     }
 
     /// Estimates the times of a block and of the whole kernel in flight, if the kernel is known to be long and fills the
