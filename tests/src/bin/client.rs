@@ -11,8 +11,8 @@ use std::ffi::{CStr, CString, c_int, c_uint, c_void};
 use std::io::{self, Write};
 use std::process::{Command, ExitCode};
 use std::ptr::null_mut;
-use std::sync::{Arc, Barrier};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 
 type Status<T = ()> = Result<T, CUresult>;
 
@@ -433,14 +433,7 @@ impl Client {
         });
         let mut expected = vec![0u32; 2 * 128 * 32];
         let bytes = expected.len() * 4;
-        cu!(
-            cuMemsetD8Async,
-            self.memory,
-            0u8,
-            bytes,
-            self.stream
-        )
-        .ok()?;
+        cu!(cuMemsetD8Async, self.memory, 0u8, bytes, self.stream).ok()?;
         say("busy");
         let mut seed = 0u32;
         while !ends.load(Ordering::Relaxed) {

@@ -9,7 +9,9 @@ use crate::engine::gpu::managed_image;
 use crate::engine::gpu::system_scope::SystemScope;
 use mpsshim_proto::message::{FUNCTION_PRINTS, FUNCTION_SYSTEM_SCOPE};
 use object::read::elf::{ElfFile64, FileHeader};
-use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SymbolKind};
+use object::{
+    Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SymbolIndex, SymbolKind,
+};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -197,6 +199,49 @@ pub fn is_constant(name: &str, size: u64) -> bool {
     begins(&LITERALS) || begins(&TABLES) || is_empty()
 }
 
+/// Symbols whose addresses the code or data of a cubin contains. The driver chooses the addresses of variables when it
+/// loads a cubin, so code that uses a variable has a relocation.
+enum Used {
+    All,
+    Some(HashSet<SymbolIndex>),
+}
+
+impl Used {
+    /// Those of all relocations but the debugger's; `None` beyond the budget.
+    fn of(file: &ElfFile64<'_, Endianness>, budget: &mut Budget) -> Option<Used> {
+        let mut found = HashSet::new();
+        for section in file.sections() {
+            let name = section.name_bytes().unwrap_or_default();
+            budget.spend(name.len() as u64)?;
+            // Another encoding of the same code, with relocations of its own.
+            if name.starts_with(b".nv.merc") {
+                return Some(Used::All);
+            }
+            if name.starts_with(b".debug") {
+                continue;
+            }
+            for (_, relocation) in section.relocations() {
+                budget.spend(RELOCATION)?;
+                let RelocationTarget::Symbol(index) = relocation.target() else {
+                    return Some(Used::All);
+                };
+                if file.symbol_by_index(index).ok()?.kind() == SymbolKind::Section {
+                    return Some(Used::All);
+                }
+                found.insert(index);
+            }
+        }
+        Some(Used::Some(found))
+    }
+
+    fn has(&self, symbol: SymbolIndex) -> bool {
+        match self {
+            Used::All => true,
+            Used::Some(found) => found.contains(&symbol),
+        }
+    }
+}
+
 /// Whether no kernel of a cubin can change state of the cubin that another kernel sees.
 fn is_constant_cubin(bytes: &[u8]) -> Option<bool> {
     let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
@@ -227,13 +272,15 @@ fn is_constant_cubin(bytes: &[u8]) -> Option<bool> {
         work::count(name.len());
         budget.spend(name.len() as u64)?;
         if !is_constant(name, symbol.size()) {
-            kept.push(name);
-            if kept.len() == NAMED {
-                break;
-            }
+            kept.push((symbol.index(), name));
         }
     }
     if !kept.is_empty() {
+        let used = Used::of(&file, &mut budget)?;
+        kept.retain(|(index, _)| used.has(*index));
+    }
+    if !kept.is_empty() {
+        let kept: Vec<_> = kept.iter().take(NAMED).map(|(_, name)| *name).collect();
         tracing::debug!(?kept, "kernels may write variables");
         return Some(false);
     }
@@ -630,6 +677,34 @@ mod tests {
         }
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         assert_ne!(leaves(&own, 90), Leaves::default());
+    }
+
+    #[test]
+    fn variables_that_no_kernel_uses_keep_nothing() {
+        macro_rules! fixture {
+            ($name:literal) => {
+                (
+                    $name,
+                    &include_bytes!(concat!("../../../../tests/fixtures/variables/", $name))[..],
+                )
+            };
+        }
+        for (name, code) in [
+            fixture!("unreferenced.sm_75.cubin"),
+            fixture!("unreferenced.sm_90.cubin"),
+        ] {
+            assert!(keeps_nothing(code, 90), "{name}");
+        }
+        for (name, code) in [
+            fixture!("referenced.sm_75.cubin"),
+            fixture!("referenced.sm_90.cubin"),
+            fixture!("referenced.linked.cubin"),
+            fixture!("function.sm_75.cubin"),
+            fixture!("function.sm_90.cubin"),
+            fixture!("function.linked.cubin"),
+        ] {
+            assert!(!keeps_nothing(code, 90), "{name}");
+        }
     }
 
     /// A fatbin with one entry of text.

@@ -205,7 +205,16 @@ impl Session {
                 .ok_or("variables of an image are not known")?;
             let bytes = variables.places().map(|(_, len)| len).sum();
             room = room.checked_sub(bytes).ok_or("they are too long")?;
+            let began = Instant::now();
             let now = variables.read_again(&shared.gpu, place.1);
+            tracing::debug!(
+                session = self.shared.info.session,
+                image = image.content().len(),
+                variables = variables.places().count(),
+                bytes,
+                time = ?began.elapsed(),
+                "variables: read"
+            );
             let now = now.map_err(|status| {
                 shared.gpu.note_status(status);
                 "they cannot be read"
