@@ -1,6 +1,7 @@
 //! The control daemon: one thread that waits on its sockets and never blocks anywhere else.
 
 mod answering;
+mod modules;
 mod room;
 
 use super::commands::Request;
@@ -147,6 +148,8 @@ struct Awaiting {
 enum Until {
     /// The end of these sessions of the server with this process id, or of the server itself if the list is empty.
     Gone(i32, Vec<u64>, Answer),
+    /// The end of all these sessions of servers, by the servers' process ids.
+    AllGone(Vec<(i32, Vec<u64>)>),
     /// The replacement of the server with this process id, or its failure.
     Restarted(i32),
     /// The outcome of the order with this number to move memory.
@@ -402,7 +405,9 @@ impl Daemon {
                 Until::Usage(question, _) => Some(question.until),
                 Until::TraceStart(until) | Until::TraceStop(until) => Some(*until),
                 Until::Moved(number) => self.servers.move_deadline(*number),
-                Until::Gone(..) | Until::Restarted(_) | Until::Devices(_) => None,
+                Until::Gone(..) | Until::AllGone(_) | Until::Restarted(_) | Until::Devices(_) => {
+                    None
+                }
             });
         let unheard = self.peers.values().any(|peer| !peer.is_heard());
         let next = silent
@@ -622,9 +627,9 @@ impl Daemon {
             return self.forget(number);
         }
         match greeting::read(&buffer[..len]) {
-            Greeting::Command(line) => {
+            Greeting::Command(interface, line) => {
                 let line = String::from_utf8_lossy(line).into_owned();
-                self.command(number, &line, descriptor);
+                self.command(number, (interface, &line), descriptor);
             }
             Greeting::Client(hello) => match self.peers.remove(&number) {
                 Some(Peer {

@@ -1,9 +1,11 @@
 //! Lists that commands print: in the format of NVIDIA's daemon, or as rows with a name for each column.
 
+mod modules;
 mod partitions;
 mod quarantine;
 mod users;
 
+pub use modules::{ModuleRow, rows_of_clients, rows_of_devices};
 pub use partitions::partitions;
 pub use quarantine::quarantine;
 pub use users::users;
@@ -38,7 +40,7 @@ impl Listing {
     pub fn print(&self, format: Format) -> String {
         match format {
             Format::Table => self.table.clone(),
-            Format::Csv => self.csv(),
+            Format::Csv => self.csv(true),
             Format::Json => {
                 let object = |row: &Vec<Value>| {
                     let fields = self.columns.iter().map(|name| (*name).to_owned());
@@ -49,10 +51,13 @@ impl Listing {
         }
     }
 
-    fn csv(&self) -> String {
+    fn csv(&self, header: bool) -> String {
         let mut writer = csv::Writer::from_writer(Vec::new());
         // Writing to memory cannot fail, and all rows are as long as the header.
-        let mut written = writer.write_record(self.columns);
+        let mut written = match header {
+            true => writer.write_record(self.columns),
+            false => Ok(()),
+        };
         for row in &self.rows {
             written = written.and_then(|()| writer.write_record(row.iter().map(field)));
         }

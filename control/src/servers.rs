@@ -7,6 +7,7 @@ mod ahead;
 mod apart;
 mod limits;
 mod moves;
+mod names;
 mod orphans;
 mod partitions;
 mod quarantine;

@@ -19,6 +19,7 @@ mod environment;
 mod exclusive;
 mod formats;
 mod heap;
+mod interface3;
 mod limits;
 mod managed;
 mod metrics;
