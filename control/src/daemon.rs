@@ -9,7 +9,7 @@ use super::defaults::{Defaults, setting_of};
 use super::devices::Devices;
 use super::directory::{DirectoryError, PipeDirectory};
 use super::greeting::{self, Greeting};
-use super::servers::{Server, Servers};
+use super::servers::{NamedId, Server, Servers};
 use super::spawn::Launcher;
 use super::usage::Question;
 use super::wire::{self, Answer};
@@ -122,6 +122,8 @@ struct Peer {
     asked: Vec<String>,
     /// Its current command is a repetition: neither the command nor the answer is logged.
     repeats: bool,
+    /// Came by the socket of this named server.
+    gate: Option<NamedId>,
 }
 
 impl Peer {
@@ -172,10 +174,18 @@ struct Quit {
     force_at: Option<Instant>,
 }
 
-#[derive(Clone, Copy)]
-enum Source {
+/// A socket on which connections come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Door {
     Control,
     Privileged,
+    /// Of a named server.
+    Gate(NamedId),
+}
+
+#[derive(Clone, Copy)]
+enum Source {
+    Door(Door),
     LogPipe,
     EndSignal,
     ChildSignal,
@@ -314,6 +324,8 @@ impl Daemon {
             }
         }
         self.servers.finish_trace();
+        // While this daemon still has the lock.
+        self.servers.close_gates();
         let left: Vec<&str> = self.servers.all().filter_map(Server::remains).collect();
         let answer = if left.is_empty() {
             Answer::done("")
@@ -348,8 +360,12 @@ impl Daemon {
         };
         let input = PollFlags::POLLIN;
         if self.accept_from.is_none() {
-            watch(Source::Control, self.directory.control.as_fd(), input);
-            watch(Source::Privileged, self.directory.privileged.as_fd(), input);
+            let (control, privileged) = (&self.directory.control, &self.directory.privileged);
+            watch(Source::Door(Door::Control), control.as_fd(), input);
+            watch(Source::Door(Door::Privileged), privileged.as_fd(), input);
+            for (id, gate) in self.servers.gates() {
+                watch(Source::Door(Door::Gate(id)), gate, input);
+            }
         }
         watch(Source::LogPipe, self.directory.log_pipe.as_fd(), input);
         watch(Source::EndSignal, self.end_signal.as_fd(), input);
@@ -463,8 +479,7 @@ impl Daemon {
 
     fn handle(&mut self, source: Source) {
         match source {
-            Source::Control => self.accept(false),
-            Source::Privileged => self.accept(true),
+            Source::Door(door) => self.accept(door),
             Source::LogPipe => self.read_log_pipe(),
             Source::EndSignal => {
                 drain(&self.end_signal);
@@ -566,19 +581,27 @@ impl Daemon {
         }
     }
 
-    fn accept(&mut self, privileged_socket: bool) {
+    fn accept(&mut self, door: Door) {
         for _ in 0..ACCEPTS_A_TURN {
-            let listener = if privileged_socket {
-                &self.directory.privileged
-            } else {
-                &self.directory.control
+            let listener = match door {
+                Door::Control => Some(self.directory.control.as_fd()),
+                Door::Privileged => Some(self.directory.privileged.as_fd()),
+                Door::Gate(id) => self.servers.gate(id),
             };
-            match accept_from(listener.as_fd()) {
+            let Some(listener) = listener else {
+                return;
+            };
+            match accept_from(listener) {
                 Ok((connection, who)) => {
                     let _guard = limit::caused_by_user(who.uid);
                     tracing::info!("Accepting connection...");
                     let owner = nix::unistd::geteuid().as_raw();
-                    let privileged = privileged_socket && (who.uid == 0 || who.uid == owner);
+                    let is_owner = who.uid == 0 || who.uid == owner;
+                    let privileged = door == Door::Privileged && is_owner;
+                    let gate = match door {
+                        Door::Gate(id) => Some(id),
+                        Door::Control | Door::Privileged => None,
+                    };
                     let silent_until = Some(Instant::now() + SILENCE_LIMIT);
                     self.peers.insert(
                         self.next_peer,
@@ -589,6 +612,7 @@ impl Daemon {
                             silent_until,
                             asked: Vec::new(),
                             repeats: false,
+                            gate,
                         },
                     );
                     self.next_peer += 1;
@@ -635,6 +659,7 @@ impl Daemon {
                 Some(Peer {
                     connection,
                     who,
+                    gate,
                     silent_until: Some(_),
                     ..
                 }) => {
@@ -647,11 +672,12 @@ impl Daemon {
                         who.pid,
                         hello.table_hash
                     );
-                    self.servers.arrive(Arrival {
+                    let arrival = Arrival {
                         connection,
                         hello: *hello,
                         who,
-                    });
+                    };
+                    self.servers.arrive(arrival, gate);
                 }
                 _ => tracing::warn!("A user interface that sent a client's hello was closed"),
             },
@@ -664,6 +690,7 @@ impl Daemon {
                 }) => {
                     let devices = self.devices.known().map(<[_]>::len);
                     self.servers.meet(connection, who, said, devices);
+                    self.servers.open_gates(self.directory.folder());
                 }
                 _ => {
                     tracing::warn!("A user interface that introduced itself as a server was closed")

@@ -2,8 +2,11 @@
 //! [`MODULES`].
 
 use super::commands::{self, Format};
+use super::defaults;
 use clap::ValueEnum;
-use mpsshim_proto::nearest;
+use mpsshim_model::amount;
+use mpsshim_model::limits::Percentage;
+use mpsshim_proto::{limits, nearest};
 use std::fmt::Write as _;
 
 /// The variable that selects the version of the interface, 2 or 3.
@@ -50,12 +53,66 @@ const FORMAT: ModuleOption = ModuleOption {
     meaning: "output format; noheader leaves out the line with the names of the columns",
 };
 
+const LIMITS: &[ModuleOption] = &[
+    ModuleOption {
+        name: "--pinned-memory-limit",
+        value: Some("AMOUNT|DEVICE=AMOUNT,...|none"),
+        meaning: "device memory that each client may hold, such as 3G, on every device or by device; replaces the earlier limits",
+    },
+    ModuleOption {
+        name: "--active-thread-percentage",
+        value: Some("PERCENTAGE"),
+        meaning: "percentage of a device's multiprocessors that clients may use, above 0 and up to 100",
+    },
+    ModuleOption {
+        name: "--client-priority",
+        value: Some("PRIORITY"),
+        meaning: "0 normal, 1 below normal",
+    },
+];
+
 /// Every module.
 pub const MODULES: &[Module] = &[
     Module {
         name: "server",
         meaning: "servers, which execute the calls of their clients",
         verbs: &[
+            Verb {
+                name: "create",
+                arguments: &["NAME"],
+                options: &[
+                    ModuleOption {
+                        name: "--uid",
+                        value: Some("UID"),
+                        meaning: "the user that it runs as and whose clients it serves; the daemon's own by default",
+                    },
+                    ModuleOption {
+                        name: "--allowed-devices",
+                        value: Some("DEVICE,..."),
+                        meaning: "its devices, by ordinal or UUID, in the order in which it numbers them; all by default",
+                    },
+                ],
+                meaning: "create and start a server for the clients whose pipe directory is its folder NAME in the daemon's",
+                acts: true,
+            },
+            Verb {
+                name: "delete",
+                arguments: &["NAME"],
+                options: &[ModuleOption {
+                    name: "--force",
+                    value: None,
+                    meaning: "end its clients; without this option a server with clients is not deleted",
+                }],
+                meaning: "end and delete a server that was created",
+                acts: true,
+            },
+            Verb {
+                name: "set",
+                arguments: &["NAME"],
+                options: LIMITS,
+                meaning: "set limits of a server, for clients that connect from now on",
+                acts: true,
+            },
             Verb {
                 name: "list",
                 arguments: &["[NAME]"],
@@ -162,11 +219,51 @@ impl Default for Form {
     }
 }
 
+/// Device memory that each client may hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// No limit.
+    None,
+    /// Bytes, on every device.
+    Every(u64),
+    /// Devices and bytes; no limit on other devices.
+    Devices(Vec<(String, u64)>),
+}
+
+/// Limits to be set; `None`: unchanged.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SetLimits {
+    /// `--pinned-memory-limit`
+    pub memory: Option<MemoryLimit>,
+    /// `--active-thread-percentage`
+    pub threads: Option<Percentage>,
+    /// `--client-priority`
+    pub priority: Option<u32>,
+}
+
 /// A parsed command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// `MODULE --help`, `MODULE VERB --help`: the text.
     Help(String),
+    /// `server create NAME [--uid=UID] [--allowed-devices=DEVICE,...]`
+    ServerCreate {
+        /// Its name.
+        name: String,
+        /// Its user; `None`: the daemon's.
+        uid: Option<u32>,
+        /// Its devices; `None`: all.
+        devices: Option<Vec<String>>,
+    },
+    /// `server delete NAME [--force]`
+    ServerDelete {
+        /// Its name.
+        name: String,
+        /// End its clients.
+        force: bool,
+    },
+    /// `server set NAME OPTIONS`
+    ServerSet(String, SetLimits),
     /// `server list [NAME]`
     ServerList(Option<String>, Form),
     /// `server get NAME FIELD`
@@ -439,9 +536,80 @@ impl<'a> Words<'a> {
         })
     }
 
+    fn user(&self) -> Result<Option<u32>, ModuleError> {
+        let Some(text) = self.option("--uid") else {
+            return Ok(None);
+        };
+        // The largest number means no user.
+        let uid = text.parse().ok().filter(|uid| *uid != u32::MAX);
+        let uid = uid.ok_or_else(|| self.wrong(format!("\"{text}\" is not a user id")))?;
+        Ok(Some(uid))
+    }
+
+    fn devices(&self) -> Option<Vec<String>> {
+        let text = self.option("--allowed-devices")?;
+        Some(text.split(',').map(str::to_owned).collect())
+    }
+
+    fn memory(&self, text: &str) -> Result<MemoryLimit, ModuleError> {
+        if text.eq_ignore_ascii_case("none") {
+            return Ok(MemoryLimit::None);
+        }
+        if !text.contains('=') {
+            let bytes = amount::parse(text).map_err(|error| self.wrong(error.to_string()))?;
+            return Ok(MemoryLimit::Every(bytes));
+        }
+        let devices = limits::of_devices(text).map(|limit| match limit {
+            Ok((device, bytes)) => Ok((device.to_owned(), bytes)),
+            Err(part) => Err(self.wrong(format!("\"{part}\" is not DEVICE=AMOUNT"))),
+        });
+        Ok(MemoryLimit::Devices(devices.collect::<Result<_, _>>()?))
+    }
+
+    /// At least one limit.
+    fn limits(&self) -> Result<SetLimits, ModuleError> {
+        if self.options.is_empty() {
+            return Err(self.wrong("at least one option expected"));
+        }
+        self.optional_limits()
+    }
+
+    fn optional_limits(&self) -> Result<SetLimits, ModuleError> {
+        let [memory, threads, priority] = [
+            "--pinned-memory-limit",
+            "--active-thread-percentage",
+            "--client-priority",
+        ];
+        let memory = self.option(memory).map(|text| self.memory(text));
+        let threads = self.option(threads).map(|text| {
+            let number = text.strip_suffix('%').unwrap_or(text);
+            let parsed = number.parse::<Percentage>();
+            parsed.map_err(|error| self.wrong(format!("\"{text}\": {error}")))
+        });
+        let priority = self.option(priority).map(|text| {
+            let parsed = defaults::priority(text);
+            parsed.ok_or_else(|| self.wrong(format!("\"{text}\": a priority is 0 or 1")))
+        });
+        Ok(SetLimits {
+            memory: memory.transpose()?,
+            threads: threads.transpose()?,
+            priority: priority.transpose()?,
+        })
+    }
+
     fn command(&self) -> Result<Command, ModuleError> {
         let text = |at| self.argument(at).to_owned();
         Ok(match (self.module, self.verb.name) {
+            ("server", "create") => Command::ServerCreate {
+                name: text(0),
+                uid: self.user()?,
+                devices: self.devices(),
+            },
+            ("server", "delete") => Command::ServerDelete {
+                name: text(0),
+                force: self.option("--force").is_some(),
+            },
+            ("server", "set") => Command::ServerSet(text(0), self.limits()?),
             ("server", "list") => Command::ServerList(self.optional(0), self.form()?),
             ("server", _) => Command::ServerGet(text(0), self.field(1, SERVER_FIELDS)?),
             ("client", "list") => {
@@ -542,6 +710,35 @@ mod tests {
             ("client get 7 cmd", Command::ClientGet(7, "cmd")),
             ("client terminate 7", Command::ClientTerminate(7)),
             ("device list", Command::DeviceList(table)),
+            (
+                "server create a --allowed-devices=1,GPU-a --uid=7",
+                Command::ServerCreate {
+                    name: "a".into(),
+                    uid: Some(7),
+                    devices: Some(vec!["1".into(), "GPU-a".into()]),
+                },
+            ),
+            (
+                "server delete --force a",
+                Command::ServerDelete {
+                    name: "a".into(),
+                    force: true,
+                },
+            ),
+            (
+                "server set a --pinned-memory-limit=0=1G,GPU-a=512M --client-priority=1",
+                Command::ServerSet(
+                    "a".into(),
+                    SetLimits {
+                        memory: Some(MemoryLimit::Devices(vec![
+                            ("0".into(), 1 << 30),
+                            ("GPU-a".into(), 512 << 20),
+                        ])),
+                        priority: Some(1),
+                        threads: None,
+                    },
+                ),
+            ),
         ] {
             assert_eq!(ok(line), expected, "{line}");
         }
@@ -555,11 +752,11 @@ mod tests {
         for (line, expected) in [
             (
                 "server",
-                "server: a verb expected: list, get; \"server --help\" describes each".to_owned(),
+                "server: a verb expected: create, delete, set, list, get; \"server --help\" describes each".to_owned(),
             ),
             (
                 "server lst",
-                "server: unknown verb \"lst\"; did you mean list?; verbs: list, get; \"server --help\" describes each"
+                "server: unknown verb \"lst\"; did you mean list?; verbs: create, delete, set, list, get; \"server --help\" describes each"
                     .to_owned(),
             ),
             (

@@ -49,7 +49,8 @@ pub struct Ui {
 }
 
 impl Ui {
-    /// Connects to the owner's socket or, without permission for it, to the socket for all users.
+    /// Connects to the owner's socket or, without permission for it or in the folder of a named server, which has none, to
+    /// the socket for all users.
     pub fn connect(settings: &Settings) -> Result<Ui, UiError> {
         let directory = &settings.pipe_directory;
         // Root may query any user's daemon that it names.
@@ -66,7 +67,12 @@ impl Ui {
         }
         let privileged = settings.privileged_socket();
         let (path, result) = match seqpacket::connect(&privileged) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound
+                ) =>
+            {
                 let control = settings.control_socket();
                 let result = seqpacket::connect(&control);
                 (control, result)

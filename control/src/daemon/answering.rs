@@ -112,9 +112,11 @@ impl Daemon {
             | Command::AddPartition(..)
             | Command::RemovePartition(..)
             | Command::Partitions
-            | Command::Module(modules::Command::DeviceList(_))
-                if self.devices.known().is_none() =>
-            {
+            | Command::Module(
+                modules::Command::DeviceList(_)
+                | modules::Command::ServerCreate { .. }
+                | modules::Command::ServerSet(..),
+            ) if self.devices.known().is_none() => {
                 match self.devices.search(self.servers.launcher()) {
                     Ok(()) => Ok(Until::Devices(request)),
                     Err(error) => Err(Answer::failed(error.to_string())),
@@ -163,6 +165,9 @@ impl Daemon {
                 Ok(pid) => Ok(Until::Usage(self.ask(&[pid]), request)),
                 Err(answer) => Err(answer),
             },
+            Command::Module(modules::Command::ServerDelete { name, force }) => {
+                self.delete_server(name, *force).map(Until::AllGone)
+            }
             Command::Module(modules::Command::ClientTerminate(client)) => {
                 self.terminate_everywhere(*client).map(Until::AllGone)
             }
@@ -202,7 +207,9 @@ impl Daemon {
     /// Answers commands whose event has occurred.
     pub(super) fn settle(&mut self) {
         let ready = self.servers.iter().find(|server| {
-            !server.devices.is_empty() && self.servers.launcher().trusts(server.uid)
+            !server.devices.is_empty()
+                && server.named.is_none()
+                && self.servers.launcher().trusts(server.uid)
         });
         if let Some(server) = ready {
             self.devices.learn(&server.devices);
@@ -228,7 +235,8 @@ impl Daemon {
                 let server = servers.by_pid(*pid);
                 server.is_none_or(|server| {
                     let mut left = sessions.iter();
-                    server.remains().is_some() || !left.any(|id| server.has_session(*id))
+                    server.remains().is_some()
+                        || !sessions.is_empty() && !left.any(|id| server.has_session(*id))
                 })
             }),
             Until::Restarted(pid) => servers.is_restarted(*pid),
@@ -582,10 +590,22 @@ impl Daemon {
         Ok((ordinal, &devices[ordinal]))
     }
 
+    /// A device's ordinal at the server whose limits are meant.
+    fn own_ordinal(&self, whose: &Whose, ordinal: usize) -> Result<usize, Answer> {
+        let Whose::Server(wanted) = whose else {
+            return Ok(ordinal);
+        };
+        let server = self.find(wanted)?;
+        let own = server.own_ordinal(ordinal);
+        own.ok_or_else(|| Answer::failed(format!("Server {wanted} does not have device {ordinal}")))
+    }
+
     fn memory(&self, bound: MemoryBound, whose: &Whose, device: &str) -> Result<Listing, Answer> {
         let (server, limits) = self.limits(whose)?;
-        let device = self.device(device)?;
-        Ok(listing::memory(bound, server, limits, device))
+        let (ordinal, info) = self.device(device)?;
+        let own = self.own_ordinal(whose, ordinal)?;
+        let bytes = limits.memory_of(bound).get(&own).copied();
+        Ok(listing::memory(bound, server, bytes, (ordinal, info)))
     }
 
     fn set_memory(
@@ -596,11 +616,12 @@ impl Daemon {
         bytes: Option<u64>,
     ) -> Outcome {
         let (ordinal, _) = self.device(device)?;
+        let own = self.own_ordinal(whose, ordinal)?;
         self.change(whose, |limits| {
             let memory = limits.memory_of_mut(bound);
             match bytes {
-                Some(bytes) => memory.insert(ordinal, bytes),
-                None => memory.remove(&ordinal),
+                Some(bytes) => memory.insert(own, bytes),
+                None => memory.remove(&own),
             };
         })?;
         Ok(Answer::done(""))

@@ -36,7 +36,9 @@ fn servers_clients_and_devices_are_listed() {
     let server = client.welcome().expect("welcome").server_pid;
     let own = std::process::id();
     wait_until("the client is listed", || {
-        ask(&place, "client list --format=csv,noheader").1 != ""
+        !ask(&place, "client list --format=csv,noheader")
+            .1
+            .is_empty()
     });
     let name = format!("uid_{uid}");
     let namespace = std::fs::read_link("/proc/self/ns/pid").expect("a namespace");

@@ -24,6 +24,7 @@ mod limits;
 mod managed;
 mod metrics;
 mod mps_run;
+mod named_servers;
 mod notices;
 mod nvidia_names;
 mod nvml;
