@@ -7,8 +7,10 @@ pub mod documents;
 use crate::commands::{self, Format};
 use crate::doctor;
 use crate::environment::Form;
+use crate::modules::{self, PROTOCOL_VERSION};
 use crate::program::Program;
 use crate::settings;
+use crate::wire::Interface;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
@@ -59,13 +61,26 @@ pub struct Control {
     /// With -d or -f, as root: how the clients of several users are served (sets MPSSHIM_USERS) [default: serial]
     #[arg(long, value_enum)]
     pub users: Option<Users>,
-    /// The same as --users together
-    #[arg(short = 'M', long = "multiuser-server", conflicts_with = "users")]
+    /// The same as --users together; also -m
+    #[arg(
+        short = 'M',
+        short_alias = 'm',
+        long = "multiuser-server",
+        alias = "multiuser",
+        conflicts_with = "users"
+    )]
     pub multi_user: bool,
     /// With -d or -f: let sm_partition reserve multiprocessors for clients, which get proxy mode only (sets
     /// MPSSHIM_STATIC_PARTITIONING)
     #[arg(short = 'S', long)]
     pub static_partitioning: bool,
+    /// Version of the interface: 2, or 3, which has commands of the form MODULE VERB beside the others
+    /// (CUDA_MPS_PROTOCOL_VERSION) [default: 2]
+    #[arg(short = 'p', long, value_name = "VERSION", value_parser = parse_interface)]
+    pub protocol: Option<Interface>,
+    /// End the daemon, as the command quit does; with -p 3 also -q
+    #[arg(long, conflicts_with_all = ["daemon", "foreground"])]
+    pub quit: bool,
     /// With -d or -f: look up the devices at startup rather than when a command first needs them
     #[arg(short = 'q', long)]
     pub ready_devices: bool,
@@ -131,7 +146,30 @@ impl Control {
     pub fn parse_arguments(
         arguments: impl Iterator<Item = OsString>,
     ) -> Result<Control, clap::Error> {
-        let options = Control::try_parse_from(arguments::options_first(arguments))?;
+        let interface = |options: &Control| -> Result<Interface, clap::Error> {
+            let set = std::env::var(PROTOCOL_VERSION).ok();
+            let set = set.filter(|set| options.protocol.is_none() && !set.is_empty());
+            match set.map(|set| parse_interface(&set)) {
+                None => Ok(options.protocol.unwrap_or_default()),
+                Some(Ok(interface)) => Ok(interface),
+                Some(Err(why)) => Err(Control::command().error(
+                    ErrorKind::InvalidValue,
+                    format!("{PROTOCOL_VERSION}: {why}"),
+                )),
+            }
+        };
+        let mut options = Control::try_parse_from(arguments::options_first(arguments))?;
+        options.protocol = Some(interface(&options)?);
+        let starts = options.daemon || options.foreground;
+        if options.interface() == Interface::Three && !starts && options.ready_devices {
+            (options.quit, options.ready_devices) = (true, false);
+        }
+        if options.quit && options.command.is_some() {
+            return Err(Control::command().error(
+                ErrorKind::ArgumentConflict,
+                "the argument '--quit' cannot be used with a command",
+            ));
+        }
         let start = [
             (options.daemon, "--daemon"),
             (options.foreground, "--foreground"),
@@ -164,6 +202,11 @@ impl Control {
         given.chain(users).chain(mode).chain(metrics).collect()
     }
 
+    /// The version of the interface.
+    pub fn interface(&self) -> Interface {
+        self.protocol.unwrap_or_default()
+    }
+
     /// How the clients of several users are served, if an option says so.
     pub fn users(&self) -> Option<Users> {
         match self.multi_user {
@@ -173,8 +216,21 @@ impl Control {
     }
 }
 
+fn parse_interface(text: &str) -> Result<Interface, String> {
+    match text {
+        "2" => Ok(Interface::Two),
+        "3" => Ok(Interface::Three),
+        _ => Err(format!("\"{text}\" is no version of the interface: 2 or 3")),
+    }
+}
+
 fn control_help() -> String {
-    format!("{}\n\n{}", commands::help(), settings::help_text())
+    format!(
+        "{}\n\n{}\n\n{}",
+        commands::help(),
+        modules::help_of_all(),
+        settings::help_text()
+    )
 }
 
 /// Runs PROGRAM with the mpsshim library, so that it shares its GPU with other programs run this way.

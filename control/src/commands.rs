@@ -1,5 +1,6 @@
 //! The commands of the control daemon, each declared once in [`TABLE`]; [`super::parse`] parses them.
 
+use crate::modules;
 use mpsshim_model::limits::{MemoryBound, Quantum};
 use mpsshim_model::policy::{Oversubscription, Scheduling};
 use mpsshim_proto::nearest;
@@ -593,6 +594,8 @@ pub enum Command {
     ReopenLogs,
     /// `help`
     Help,
+    /// A command of interface 3.
+    Module(modules::Command),
 }
 
 /// The servers whose limits a command concerns.

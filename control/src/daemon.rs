@@ -1,6 +1,7 @@
 //! The control daemon: one thread that waits on its sockets and never blocks anywhere else.
 
 mod answering;
+mod modules;
 mod room;
 
 use super::commands::Request;
@@ -8,7 +9,7 @@ use super::defaults::{Defaults, setting_of};
 use super::devices::Devices;
 use super::directory::{DirectoryError, PipeDirectory};
 use super::greeting::{self, Greeting};
-use super::servers::{Server, Servers};
+use super::servers::{NamedId, Server, Servers};
 use super::spawn::Launcher;
 use super::usage::Question;
 use super::wire::{self, Answer};
@@ -121,6 +122,8 @@ struct Peer {
     asked: Vec<String>,
     /// Its current command is a repetition: neither the command nor the answer is logged.
     repeats: bool,
+    /// Came by the socket of this named server.
+    gate: Option<NamedId>,
 }
 
 impl Peer {
@@ -147,6 +150,8 @@ struct Awaiting {
 enum Until {
     /// The end of these sessions of the server with this process id, or of the server itself if the list is empty.
     Gone(i32, Vec<u64>, Answer),
+    /// The end of all these sessions of servers, by the servers' process ids.
+    AllGone(Vec<(i32, Vec<u64>)>),
     /// The replacement of the server with this process id, or its failure.
     Restarted(i32),
     /// The outcome of the order with this number to move memory.
@@ -169,10 +174,18 @@ struct Quit {
     force_at: Option<Instant>,
 }
 
-#[derive(Clone, Copy)]
-enum Source {
+/// A socket on which connections come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Door {
     Control,
     Privileged,
+    /// Of a named server.
+    Gate(NamedId),
+}
+
+#[derive(Clone, Copy)]
+enum Source {
+    Door(Door),
     LogPipe,
     EndSignal,
     ChildSignal,
@@ -311,6 +324,8 @@ impl Daemon {
             }
         }
         self.servers.finish_trace();
+        // While this daemon still has the lock.
+        self.servers.close_gates();
         let left: Vec<&str> = self.servers.all().filter_map(Server::remains).collect();
         let answer = if left.is_empty() {
             Answer::done("")
@@ -345,8 +360,12 @@ impl Daemon {
         };
         let input = PollFlags::POLLIN;
         if self.accept_from.is_none() {
-            watch(Source::Control, self.directory.control.as_fd(), input);
-            watch(Source::Privileged, self.directory.privileged.as_fd(), input);
+            let (control, privileged) = (&self.directory.control, &self.directory.privileged);
+            watch(Source::Door(Door::Control), control.as_fd(), input);
+            watch(Source::Door(Door::Privileged), privileged.as_fd(), input);
+            for (id, gate) in self.servers.gates() {
+                watch(Source::Door(Door::Gate(id)), gate, input);
+            }
         }
         watch(Source::LogPipe, self.directory.log_pipe.as_fd(), input);
         watch(Source::EndSignal, self.end_signal.as_fd(), input);
@@ -402,7 +421,9 @@ impl Daemon {
                 Until::Usage(question, _) => Some(question.until),
                 Until::TraceStart(until) | Until::TraceStop(until) => Some(*until),
                 Until::Moved(number) => self.servers.move_deadline(*number),
-                Until::Gone(..) | Until::Restarted(_) | Until::Devices(_) => None,
+                Until::Gone(..) | Until::AllGone(_) | Until::Restarted(_) | Until::Devices(_) => {
+                    None
+                }
             });
         let unheard = self.peers.values().any(|peer| !peer.is_heard());
         let next = silent
@@ -458,8 +479,7 @@ impl Daemon {
 
     fn handle(&mut self, source: Source) {
         match source {
-            Source::Control => self.accept(false),
-            Source::Privileged => self.accept(true),
+            Source::Door(door) => self.accept(door),
             Source::LogPipe => self.read_log_pipe(),
             Source::EndSignal => {
                 drain(&self.end_signal);
@@ -561,19 +581,27 @@ impl Daemon {
         }
     }
 
-    fn accept(&mut self, privileged_socket: bool) {
+    fn accept(&mut self, door: Door) {
         for _ in 0..ACCEPTS_A_TURN {
-            let listener = if privileged_socket {
-                &self.directory.privileged
-            } else {
-                &self.directory.control
+            let listener = match door {
+                Door::Control => Some(self.directory.control.as_fd()),
+                Door::Privileged => Some(self.directory.privileged.as_fd()),
+                Door::Gate(id) => self.servers.gate(id),
             };
-            match accept_from(listener.as_fd()) {
+            let Some(listener) = listener else {
+                return;
+            };
+            match accept_from(listener) {
                 Ok((connection, who)) => {
                     let _guard = limit::caused_by_user(who.uid);
                     tracing::info!("Accepting connection...");
                     let owner = nix::unistd::geteuid().as_raw();
-                    let privileged = privileged_socket && (who.uid == 0 || who.uid == owner);
+                    let is_owner = who.uid == 0 || who.uid == owner;
+                    let privileged = door == Door::Privileged && is_owner;
+                    let gate = match door {
+                        Door::Gate(id) => Some(id),
+                        Door::Control | Door::Privileged => None,
+                    };
                     let silent_until = Some(Instant::now() + SILENCE_LIMIT);
                     self.peers.insert(
                         self.next_peer,
@@ -584,6 +612,7 @@ impl Daemon {
                             silent_until,
                             asked: Vec::new(),
                             repeats: false,
+                            gate,
                         },
                     );
                     self.next_peer += 1;
@@ -622,14 +651,15 @@ impl Daemon {
             return self.forget(number);
         }
         match greeting::read(&buffer[..len]) {
-            Greeting::Command(line) => {
+            Greeting::Command(interface, line) => {
                 let line = String::from_utf8_lossy(line).into_owned();
-                self.command(number, &line, descriptor);
+                self.command(number, (interface, &line), descriptor);
             }
             Greeting::Client(hello) => match self.peers.remove(&number) {
                 Some(Peer {
                     connection,
                     who,
+                    gate,
                     silent_until: Some(_),
                     ..
                 }) => {
@@ -642,11 +672,12 @@ impl Daemon {
                         who.pid,
                         hello.table_hash
                     );
-                    self.servers.arrive(Arrival {
+                    let arrival = Arrival {
                         connection,
                         hello: *hello,
                         who,
-                    });
+                    };
+                    self.servers.arrive(arrival, gate);
                 }
                 _ => tracing::warn!("A user interface that sent a client's hello was closed"),
             },
@@ -659,6 +690,7 @@ impl Daemon {
                 }) => {
                     let devices = self.devices.known().map(<[_]>::len);
                     self.servers.meet(connection, who, said, devices);
+                    self.servers.open_gates(self.directory.folder());
                 }
                 _ => {
                     tracing::warn!("A user interface that introduced itself as a server was closed")

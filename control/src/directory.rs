@@ -2,6 +2,8 @@
 //!
 //! The directory is checked and opened once; every file is then created, opened and removed relative to its descriptor.
 
+mod gates;
+
 use super::files::{self, FileError};
 use crate::seqpacket;
 use crate::settings::{PIPE_DIRECTORY, Settings, own_pipe_directory};
@@ -15,6 +17,8 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+
+pub use gates::Gate;
 
 /// Why the daemon cannot use its pipe directory.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +83,13 @@ pub struct PipeDirectory {
     /// Reading end of the pipe for log lines of other processes. Never at its end, since it is open for writing too.
     pub log_pipe: File,
     _lock: Flock<File>,
+}
+
+impl PipeDirectory {
+    /// The directory itself, for folders of named servers.
+    pub fn folder(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
 }
 
 /// Name of the pid file.

@@ -2,9 +2,11 @@
 //! something invalid.
 
 use crate::takeover::{self, Introduction, MAGIC_SERVER};
+use crate::wire::Interface;
 use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::handshake::{
-    ClientHello, MAGIC_CLIENT, MAGIC_UI, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION, Welcome,
+    ClientHello, MAGIC_CLIENT, MAGIC_UI, MAGIC_UI_3, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION,
+    Welcome,
 };
 use zerocopy::FromBytes;
 
@@ -14,7 +16,7 @@ pub enum Greeting<'a> {
     /// A client that speaks this protocol.
     Client(Box<ClientHello>),
     /// The command line of a user interface.
-    Command(&'a [u8]),
+    Command(Interface, &'a [u8]),
     /// A server to be taken over, if it is of this release.
     Server(Result<Box<Introduction>, takeover::Unknown>),
     /// None of these; the connection is to be refused with this reason.
@@ -41,7 +43,10 @@ pub enum Unfit {
 /// Parses a first packet.
 pub fn read(packet: &[u8]) -> Greeting<'_> {
     if let Some(line) = packet.strip_prefix(&MAGIC_UI) {
-        return Greeting::Command(line);
+        return Greeting::Command(Interface::Two, line);
+    }
+    if let Some(line) = packet.strip_prefix(&MAGIC_UI_3) {
+        return Greeting::Command(Interface::Three, line);
     }
     if let Some(json) = packet.strip_prefix(&MAGIC_SERVER) {
         return Greeting::Server(Introduction::read(json).map(Box::new));
@@ -118,7 +123,11 @@ mod tests {
         );
         assert!(matches!(
             read(b"MPSUget_server_list"),
-            Greeting::Command(b"get_server_list")
+            Greeting::Command(Interface::Two, b"get_server_list")
+        ));
+        assert!(matches!(
+            read(b"MPS3server list"),
+            Greeting::Command(Interface::Three, b"server list")
         ));
         let introduction = Introduction {
             versions: takeover::Versions::OWN,

@@ -1,9 +1,11 @@
 //! Lists that commands print: in the format of NVIDIA's daemon, or as rows with a name for each column.
 
+mod modules;
 mod partitions;
 mod quarantine;
 mod users;
 
+pub use modules::{ModuleRow, rows_of_clients, rows_of_devices};
 pub use partitions::partitions;
 pub use quarantine::quarantine;
 pub use users::users;
@@ -38,7 +40,7 @@ impl Listing {
     pub fn print(&self, format: Format) -> String {
         match format {
             Format::Table => self.table.clone(),
-            Format::Csv => self.csv(),
+            Format::Csv => self.csv(true),
             Format::Json => {
                 let object = |row: &Vec<Value>| {
                     let fields = self.columns.iter().map(|name| (*name).to_owned());
@@ -49,10 +51,13 @@ impl Listing {
         }
     }
 
-    fn csv(&self) -> String {
+    fn csv(&self, header: bool) -> String {
         let mut writer = csv::Writer::from_writer(Vec::new());
         // Writing to memory cannot fail, and all rows are as long as the header.
-        let mut written = writer.write_record(self.columns);
+        let mut written = match header {
+            true => writer.write_record(self.columns),
+            false => Ok(()),
+        };
         for row in &self.rows {
             written = written.and_then(|()| writer.write_record(row.iter().map(field)));
         }
@@ -372,20 +377,22 @@ pub fn clients(server: &Server, usage: &UsageBySession) -> Listing {
 
 /// `get_device_client_list`: each device, and under it `PID.CONTEXT` of each client.
 pub fn device_clients(servers: &[&Server]) -> Listing {
-    let devices = servers
-        .iter()
-        .map(|server| &server.devices)
-        .max_by_key(|devices| devices.len());
+    let mut devices: BTreeMap<usize, &DeviceInfo> = BTreeMap::new();
+    for server in servers {
+        for (own, device) in server.devices.iter().enumerate() {
+            devices.entry(server.ordinal(own)).or_insert(device);
+        }
+    }
     let mut table = String::new();
     let mut rows = Vec::new();
-    for (ordinal, device) in devices.into_iter().flatten().enumerate() {
+    for (ordinal, device) in devices {
         // Without the domain.
         let bus = device.pci.split_once(':').map_or("", |(_, bus)| bus);
         let _ = writeln!(table, "[{ordinal}] {bus}, {}", device.name);
-        for server in servers
-            .iter()
-            .filter(|server| server.devices.len() > ordinal)
-        {
+        for server in servers.iter().filter(|server| {
+            let own = server.own_ordinal(ordinal);
+            own.is_some_and(|own| own < server.devices.len())
+        }) {
             for (session, client) in server.sessions() {
                 let _ = writeln!(table, "{}.{session}", client.pid);
                 rows.push(vec![
@@ -491,7 +498,7 @@ pub fn processes<'a>(
                     json!(client.pid),
                     json!(session),
                     json!(server.pid),
-                    json!(ordinal),
+                    json!(server.ordinal(ordinal)),
                     json!(device.uuid),
                     json!(namespace.parse::<u64>().ok()),
                     json!(program),
@@ -650,12 +657,11 @@ pub fn percentages<'a>(servers: impl Iterator<Item = &'a Server> + Clone) -> Lis
 pub fn memory(
     bound: MemoryBound,
     server: Option<i32>,
-    limits: &Limits,
+    bytes: Option<u64>,
     (ordinal, device): (usize, &DeviceInfo),
 ) -> Listing {
-    let bytes = limits.memory_of(bound).get(&ordinal);
     Listing {
-        table: bytes.map_or_else(String::new, |bytes| amount::print(*bytes)),
+        table: bytes.map_or_else(String::new, amount::print),
         columns: match bound {
             MemoryBound::Limit => &["server", "device", "uuid", "memory_limit"],
             MemoryBound::Guarantee => &["server", "device", "uuid", "memory_guarantee"],

@@ -1,14 +1,18 @@
 //! The parser of command lines.
 
 use super::commands::{
-    Command, FORMAT_OPTION, Format, Kind, Request, Row, Server, Whose, find, format_option, nearest,
+    Command, FORMAT_OPTION, Format, Kind, Request, Row, Server, TABLE, Whose, find, format_option,
+    nearest as nearest_command,
 };
 use super::defaults;
+use super::modules::{self, MODULES, ModuleError, PROTOCOL_VERSION};
+use super::wire::Interface;
 use clap::ValueEnum;
 use mpsshim_model::amount;
 use mpsshim_model::limits::{MemoryBound, Quantum};
 #[cfg(test)]
 use mpsshim_model::policy::{Oversubscription, Scheduling};
+use mpsshim_proto::nearest;
 use std::time::Duration;
 
 /// Largest weight of a client.
@@ -49,10 +53,38 @@ pub enum CommandError {
     /// In NVIDIA's words.
     #[error("A user id (UID) is required to start a new server")]
     NoUser,
+    /// A command of interface 3.
+    #[error(transparent)]
+    Module(#[from] ModuleError),
+    /// No such name in interface 3.
+    #[error("Unknown module \"{0}\"{suggestion}", suggestion = suggestion_of_3(.0))]
+    UnknownModule(String),
+}
+
+impl CommandError {
+    /// Whether the user lacks the permission.
+    pub fn is_refusal(&self) -> bool {
+        matches!(
+            self,
+            CommandError::NotPermitted(_) | CommandError::Module(ModuleError::NotPermitted { .. })
+        )
+    }
 }
 
 fn suggestion(name: &str) -> String {
-    nearest(name).map_or_else(String::new, |near| format!("; did you mean {near}?"))
+    if modules::find(name).is_some() {
+        return format!("; it is a module of interface 3: give -p 3, or set {PROTOCOL_VERSION}=3");
+    }
+    nearest_command(name).map_or_else(String::new, |near| format!("; did you mean {near}?"))
+}
+
+fn suggestion_of_3(name: &str) -> String {
+    let modules = MODULES.iter().map(|module| module.name);
+    let all = modules.clone().chain(TABLE.iter().map(|row| row.name));
+    match nearest::of(name, all) {
+        Some(near) => format!("; did you mean {near}?"),
+        None => format!("; modules: {}", modules.collect::<Vec<_>>().join(", ")),
+    }
 }
 
 /// The arguments of a command.
@@ -518,6 +550,27 @@ pub fn ends_daemon(line: &str) -> bool {
     parsed.is_some_and(|request| matches!(request.command, Command::Quit { .. }))
 }
 
+/// Parses a line of this interface. `None`: it is empty.
+pub fn parse_in(
+    interface: Interface,
+    line: &str,
+    privileged: bool,
+) -> Result<Option<Request>, CommandError> {
+    if interface == Interface::Two {
+        return parse(line, privileged);
+    }
+    match modules::parse(line, privileged) {
+        Some(command) => Ok(Some(Request {
+            command: Command::Module(command?),
+            format: Format::default(),
+        })),
+        None => parse(line, privileged).map_err(|error| match error {
+            CommandError::Unknown(name) => CommandError::UnknownModule(name),
+            other => other,
+        }),
+    }
+}
+
 /// Parses a line. `None`: it is empty.
 pub fn parse(line: &str, privileged: bool) -> Result<Option<Request>, CommandError> {
     let mut words = line.split_whitespace();
@@ -542,7 +595,7 @@ pub fn parse(line: &str, privileged: bool) -> Result<Option<Request>, CommandErr
 
 #[cfg(test)]
 mod tests {
-    use super::super::commands::{TABLE, help};
+    use super::super::commands::help;
     use super::*;
 
     fn ok(line: &str) -> Command {

@@ -7,6 +7,8 @@ mod ahead;
 mod apart;
 mod limits;
 mod moves;
+mod named;
+mod names;
 mod orphans;
 mod partitions;
 mod quarantine;
@@ -32,6 +34,7 @@ use mpsshim_api::cuda::{
 };
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_proto::handshake::{MAGIC_REFUSAL, WAIT_NOTICE};
+pub use named::{Definition, NamedId, OwnLimits, Wanted, not_found};
 use quarantine::{Coming, MOST_APART};
 pub use server::{Client, Server, State};
 use standby::{Predecessor, Restart};
@@ -55,23 +58,28 @@ const FAILURE_WINDOW: Duration = Duration::from_secs(10);
 /// Reports read from one server before the other servers are served.
 const REPORTS_A_TURN: usize = 64;
 
-/// Recent failed starts, by user, and until when each counts.
+/// Recent failed starts, by user or named server, and until when each counts.
 #[derive(Default)]
-struct Failures(Vec<(u32, Instant)>);
+struct Failures(Vec<(Whose, Instant)>);
+
+/// A user, or a named server.
+type Whose = (u32, Option<NamedId>);
 
 impl Failures {
     /// `took`: how long the start took until it failed. A server waits for some seconds for a device that another process
     /// uses, so earlier failures count for that much longer.
-    fn add(&mut self, uid: u32, now: Instant, took: Duration) {
-        for (_, until) in self.0.iter_mut().filter(|(user, _)| *user == uid) {
+    fn add(&mut self, owner: Owner, now: Instant, took: Duration) {
+        let whose = (owner.uid, owner.named);
+        for (_, until) in self.0.iter_mut().filter(|(of, _)| *of == whose) {
             *until += took;
         }
-        self.0.push((uid, now + FAILURE_WINDOW));
+        self.0.push((whose, now + FAILURE_WINDOW));
     }
 
-    fn too_many(&mut self, uid: u32, now: Instant) -> bool {
+    fn too_many(&mut self, owner: Owner, now: Instant) -> bool {
+        let whose = (owner.uid, owner.named);
         self.0.retain(|(_, until)| now < *until);
-        self.0.iter().filter(|(user, _)| *user == uid).count() >= FAILURE_LIMIT
+        self.0.iter().filter(|(of, _)| *of == whose).count() >= FAILURE_LIMIT
     }
 }
 
@@ -125,6 +133,8 @@ impl Waiting {
 pub struct Servers {
     launcher: Launcher,
     defaults: Defaults,
+    named: Vec<Definition>,
+    last_named: NamedId,
     running: Vec<Server>,
     waiting: Vec<Waiting>,
     readers: Readers,
@@ -155,6 +165,8 @@ impl Servers {
         Ok(Servers {
             launcher,
             defaults,
+            named: Vec::new(),
+            last_named: 0,
             running: Vec::new(),
             waiting: Vec::new(),
             readers: Readers::new()?,
@@ -195,8 +207,8 @@ impl Servers {
             .map(|waiting| (waiting.number, waiting.client.connection.as_fd()))
     }
 
-    /// A client has said hello.
-    pub fn arrive(&mut self, client: Arrival) {
+    /// A client has said hello, at the socket of a named server or at that of all users' servers.
+    pub fn arrive(&mut self, client: Arrival, gate: Option<NamedId>) {
         let (pid, uid) = (client.who.pid, client.who.uid);
         if self.closing {
             return refuse(
@@ -209,7 +221,11 @@ impl Servers {
             let reason = "this daemon does not run as root and serves its own user only";
             return refuse(&client, CUDA_ERROR_MPS_SERVER_NOT_READY, reason);
         }
-        let owner = self.launcher.owner(uid, Some(client.who.gid));
+        let owner = match gate.map(|id| self.owner_at_gate(id, uid)) {
+            None => self.launcher.owner(uid, Some(client.who.gid)),
+            Some(Ok(owner)) => owner,
+            Some(Err(why)) => return refuse(&client, CUDA_ERROR_MPS_SERVER_NOT_READY, &why),
+        };
         let number = self.next_number;
         self.next_number += 1;
         let reading = self.readers.read(number, pid, uid);
@@ -287,11 +303,12 @@ impl Servers {
         if !(self.quarantine.is_on() && quarantine::is_program_needed(&waiting.client)) {
             identity.program = None;
         }
-        let needs = quarantine::needed(&self.quarantine, &self.running, identity.program.as_ref());
+        let program = identity.program.as_ref();
+        let needs = quarantine::needed(&self.quarantine, &self.running, (owner, program));
         let ready = self
             .running
             .iter()
-            .any(|server| server.serves(owner.uid, needs) && server.state == State::Active);
+            .any(|server| server.serves(owner, needs) && server.state == State::Active);
         let what = if ready {
             "Server already exists"
         } else {
@@ -381,11 +398,12 @@ impl Servers {
             }
             let found = server.take_findings();
             let (uid, devices) = (server.uid, server.devices.clone());
+            let is_named = server.named.is_some();
             self.weigh(found);
             self.read_programs_of(pid);
             if !devices.is_empty() {
                 // Where users are apart, an untrusted user's report must not keep other users' servers from starting.
-                if !self.users_are_apart() || self.launcher.trusts(uid) {
+                if !is_named && (!self.users_are_apart() || self.launcher.trusts(uid)) {
                     self.exclusive = devices.iter().any(DeviceInfo::is_exclusive);
                 }
                 self.learn_devices_of(pid, &devices);
@@ -473,10 +491,12 @@ impl Servers {
                 );
             }
             State::Initializing => {
-                (self.failures).add(server.uid, Instant::now(), server.started.elapsed());
+                (self.failures).add(server.owner(), Instant::now(), server.started.elapsed());
                 tracing::error!("Server {pid} ended before it was ready; server.log says why");
-                if let Some(why) = self.cannot_be_apart(server.uid) {
-                    self.refuse_all(server.uid, CUDA_ERROR_DEVICE_UNAVAILABLE, &why);
+                if let Some(why) = self.cannot_be_apart(server.uid)
+                    && server.named.is_none()
+                {
+                    self.refuse_all(server.owner(), CUDA_ERROR_DEVICE_UNAVAILABLE, &why);
                 }
             }
             State::Fault => {
@@ -527,10 +547,10 @@ impl Servers {
         let Some(keeper) = server.keeper.take() else {
             return false;
         };
-        let (pid, uid, clients) = (server.pid, server.uid, server.sessions.len());
+        let (pid, clients) = (server.pid, server.sessions.len());
         if is_starting {
-            (self.failures).add(uid, Instant::now(), server.started.elapsed());
-            if self.failures.too_many(uid, Instant::now()) {
+            (self.failures).add(server.owner(), Instant::now(), server.started.elapsed());
+            if self.failures.too_many(server.owner(), Instant::now()) {
                 tracing::error!("The sessions that server {pid} was to go on with have ended");
                 return false;
             }
@@ -668,7 +688,7 @@ impl Servers {
             if self.orphans_until.is_some() {
                 return;
             }
-            if self.failures.too_many(owner.uid, Instant::now()) {
+            if self.failures.too_many(owner, Instant::now()) {
                 self.give_up(owner);
             } else if self.may_start(owner, program.as_ref()) {
                 self.start(owner, program, Start::Anew);
@@ -698,9 +718,10 @@ impl Servers {
             let Sought::Found(identity) = &waiting.identity else {
                 return true;
             };
-            let needs = quarantine::needed(list, running, waiting.program());
+            let seeks = (waiting.owner, waiting.program());
+            let needs = quarantine::needed(list, running, seeks);
             let takes = |server: &&mut Server| {
-                server.serves(waiting.owner.uid, needs)
+                server.serves(waiting.owner, needs)
                     && server.state == State::Active
                     && !server.link_full
                     && server.has_room()
@@ -743,20 +764,20 @@ impl Servers {
         self.wanted.retain(|owner| {
             !running
                 .iter()
-                .any(|server| server.serves(owner.uid, None) && server.state != State::Stopping)
+                .any(|server| server.serves(*owner, None) && server.state != State::Stopping)
         });
     }
 
     /// Returns the new server's process id. `program`: the quarantined program that the server is for.
     fn start(&mut self, owner: Owner, program: Option<Program>, start: Start) -> Option<i32> {
-        let limits = self.limits_for(owner.uid);
+        let limits = self.limits_for_owner(owner);
         let started = (self.launcher).start((owner, program.as_ref()), &limits, &start);
         match started {
             Ok((child, link, owner)) => {
                 let pid = child.id();
                 let served = match &program {
                     Some(program) => format!("the quarantined program {program}"),
-                    None => self.launcher.served(owner),
+                    None => self.served(owner),
                 };
                 let what = match &start {
                     Start::Standby { of, .. } => format!("standby {pid} of server {of}"),
@@ -780,7 +801,7 @@ impl Servers {
             Err(error) => {
                 tracing::error!("{error}");
                 if !matches!(start, Start::Standby { .. }) {
-                    (self.failures).add(owner.uid, Instant::now(), Duration::ZERO);
+                    (self.failures).add(owner, Instant::now(), Duration::ZERO);
                 }
                 None
             }
@@ -790,18 +811,28 @@ impl Servers {
     fn give_up(&mut self, owner: Owner) {
         tracing::error!(
             "{FAILURE_LIMIT} servers for {} failed to start within {} s, the clients are refused",
-            self.launcher.served(owner),
+            self.served(owner),
             FAILURE_WINDOW.as_secs()
         );
         let reason = "no server can be started; server.log says why";
-        self.refuse_all(owner.uid, CUDA_ERROR_MPS_CONNECTION_FAILED, reason);
+        self.refuse_all(owner, CUDA_ERROR_MPS_CONNECTION_FAILED, reason);
     }
 
     /// Refuses the clients that wait for a server of this owner, and requests for one.
-    fn refuse_all(&mut self, uid: u32, status: CUresult, reason: &str) {
-        self.wanted.retain(|wanted| wanted.uid != uid);
+    fn refuse_all(&mut self, owner: Owner, status: CUresult, reason: &str) {
+        self.wanted.retain(|wanted| !wanted.is(owner));
+        self.refuse_clients(|waiting| waiting.owner.is(owner), status, reason);
+    }
+
+    /// Refuses some of the clients that wait.
+    fn refuse_clients(
+        &mut self,
+        is_meant: impl Fn(&Waiting) -> bool,
+        status: CUresult,
+        reason: &str,
+    ) {
         self.waiting.retain(|waiting| {
-            let refused = waiting.owner.uid == uid;
+            let refused = is_meant(waiting);
             if refused {
                 refuse(&waiting.client, status, reason);
             }
@@ -835,28 +866,44 @@ mod tests {
 
     #[test]
     fn three_failures_in_ten_seconds_are_too_many() {
+        let user = |uid| Owner {
+            uid,
+            gid: None,
+            named: None,
+        };
+        let named = Owner {
+            named: Some(1),
+            ..user(1)
+        };
         let mut failures = Failures::default();
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let at_once = Duration::ZERO;
-        failures.add(1, at(0), at_once);
-        failures.add(1, at(1), at_once);
-        failures.add(2, at(1), at_once);
-        assert!(!failures.too_many(1, at(2)));
-        failures.add(1, at(2), at_once);
-        assert!(failures.too_many(1, at(2)));
-        assert!(!failures.too_many(2, at(2)));
-        assert!(failures.too_many(1, at(9)));
-        assert!(!failures.too_many(1, at(10)), "the first one is forgotten");
+        failures.add(user(1), at(0), at_once);
+        failures.add(user(1), at(1), at_once);
+        failures.add(user(2), at(1), at_once);
+        assert!(!failures.too_many(user(1), at(2)));
+        failures.add(user(1), at(2), at_once);
+        assert!(failures.too_many(user(1), at(2)));
+        assert!(!failures.too_many(user(2), at(2)));
+        assert!(!failures.too_many(named, at(2)));
+        assert!(failures.too_many(user(1), at(9)));
+        assert!(
+            !failures.too_many(user(1), at(10)),
+            "the first one is forgotten"
+        );
 
         let took = Duration::from_secs(6);
         let mut slow = Failures::default();
         for seconds in [6, 12] {
-            slow.add(1, at(seconds), took);
-            assert!(!slow.too_many(1, at(seconds)));
+            slow.add(user(1), at(seconds), took);
+            assert!(!slow.too_many(user(1), at(seconds)));
         }
-        slow.add(1, at(18), took);
-        assert!(slow.too_many(1, at(18)));
-        assert!(!slow.too_many(1, at(28)), "the first one is forgotten");
+        slow.add(user(1), at(18), took);
+        assert!(slow.too_many(user(1), at(18)));
+        assert!(
+            !slow.too_many(user(1), at(28)),
+            "the first one is forgotten"
+        );
     }
 }

@@ -16,6 +16,7 @@ pub use mpsshim_proto::environment::{
 };
 
 use crate::defaults::Defaults;
+use crate::modules::PROTOCOL_VERSION;
 use crate::quarantine::QuarantinePolicy;
 use crate::seqpacket;
 use clap::ValueEnum;
@@ -304,6 +305,12 @@ pub const TABLE: &[Setting] = &[
         key: Some("client_priority"),
         default: "0",
         meaning: "0: normal, 1: below normal. In daemon and program as above.",
+    },
+    Setting {
+        name: PROTOCOL_VERSION,
+        key: None,
+        default: "2",
+        meaning: "Version of the interface of mps-control, 2 or 3, as its option -p.",
     },
     Setting {
         name: SM_PARTITION,

@@ -5,9 +5,11 @@ use crate::link::Link;
 use crate::program::Program;
 use crate::quarantine::QuarantinePolicy;
 use crate::seqpacket;
+use crate::servers::NamedId;
 use crate::settings::{self, Settings};
 use mpsshim_model::limits::Limits;
 use mpsshim_model::mode::Modes;
+use mpsshim_model::named::Named;
 use mpsshim_model::policy::Users;
 use nix::unistd::{Uid, User, geteuid};
 use std::fs::File;
@@ -46,6 +48,15 @@ pub struct Owner {
     pub uid: u32,
     /// Group id; `None`: the user's own.
     pub gid: Option<u32>,
+    /// The named server; `None`: the user's own server.
+    pub named: Option<NamedId>,
+}
+
+impl Owner {
+    /// Whether both are the same server's, whichever group it has.
+    pub fn is(&self, other: Owner) -> bool {
+        (self.uid, self.named) == (other.uid, other.named)
+    }
 }
 
 /// Starts servers, all with the same executable, settings and log.
@@ -104,10 +115,15 @@ impl Launcher {
     /// The user or users that the server of this user's clients must serve.
     pub fn owner(&self, uid: u32, gid: Option<u32>) -> Owner {
         match self.settings.users {
-            Users::Serial | Users::Apart => Owner { uid, gid },
+            Users::Serial | Users::Apart => Owner {
+                uid,
+                gid,
+                named: None,
+            },
             Users::Together => Owner {
                 uid: geteuid().as_raw(),
                 gid: None,
+                named: None,
             },
         }
     }
@@ -152,6 +168,10 @@ impl Launcher {
         let (ours, theirs) = seqpacket::pair()?;
         seqpacket::set_nonblocking(&ours, true)?;
         let mut command = self.command()?;
+        let visible = limits.named.as_deref().and_then(Named::visible_devices);
+        if let Some(visible) = visible {
+            command.env("CUDA_VISIBLE_DEVICES", visible);
+        }
         let limits = serde_json::to_string(limits).map_err(io::Error::from)?;
         let modes = self.modes().to_string();
         // The link is the server's standard input: an inheritable descriptor that no other child gets.
@@ -203,7 +223,8 @@ impl Launcher {
             gid = Some(group);
         }
         let link = Link::to_user(Stranger::new(ours, uid), uid);
-        Ok((self.spawn(&mut command)?, link, Owner { uid, gid }))
+        let owner = Owner { gid, ..owner };
+        Ok((self.spawn(&mut command)?, link, owner))
     }
 
     /// Starts a process that prints the devices as one line of JSON.

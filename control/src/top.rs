@@ -294,7 +294,12 @@ fn in_use(rows: Vec<Client>) -> Vec<Client> {
     let uses = |row: &Client| row.memory.is_some_and(|bytes| bytes > 0);
     let key = |row: &Client| (row.server, row.id);
     let using: BTreeSet<_> = rows.iter().filter(|row| uses(row)).map(key).collect();
-    let shown = |row: &Client| uses(row) || row.device == 0 && !using.contains(&key(row));
+    // A named server may lack the first device.
+    let mut idle = BTreeSet::new();
+    let shown = |row: &Client| match using.contains(&key(row)) {
+        true => uses(row),
+        false => idle.insert(key(row)),
+    };
     rows.into_iter().filter(shown).collect()
 }
 
@@ -437,12 +442,13 @@ mod tests {
             row(2, 1, 0),
             row(3, 0, 1),
             row(3, 1, 1),
+            row(4, 1, 0),
         ];
         let shown: Vec<_> = in_use(rows)
             .iter()
             .map(|row| (row.id, row.device))
             .collect();
-        assert_eq!(shown, [(1, 1), (2, 0), (3, 0), (3, 1)]);
+        assert_eq!(shown, [(1, 1), (2, 0), (3, 0), (3, 1), (4, 1)]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The client side of commands, for mps-control and mps-run.
 
-use super::wire::{self, Answer, Mark};
+use super::wire::{self, Answer, Interface, Mark};
 use crate::seqpacket;
 use crate::settings::Settings;
 use mpsshim_model::client::Credentials;
@@ -45,10 +45,12 @@ pub enum UiError {
 #[derive(Debug)]
 pub struct Ui {
     connection: OwnedFd,
+    interface: Interface,
 }
 
 impl Ui {
-    /// Connects to the owner's socket or, without permission for it, to the socket for all users.
+    /// Connects to the owner's socket or, without permission for it or in the folder of a named server, which has none, to
+    /// the socket for all users.
     pub fn connect(settings: &Settings) -> Result<Ui, UiError> {
         let directory = &settings.pipe_directory;
         // Root may query any user's daemon that it names.
@@ -65,7 +67,12 @@ impl Ui {
         }
         let privileged = settings.privileged_socket();
         let (path, result) = match seqpacket::connect(&privileged) {
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::NotFound
+                ) =>
+            {
                 let control = settings.control_socket();
                 let result = seqpacket::connect(&control);
                 (control, result)
@@ -73,7 +80,10 @@ impl Ui {
             result => (privileged, result),
         };
         match result {
-            Ok(connection) => Ok(Ui { connection }),
+            Ok(connection) => Ok(Ui {
+                connection,
+                interface: Interface::default(),
+            }),
             Err(error) => match error.kind() {
                 io::ErrorKind::NotFound
                 | io::ErrorKind::ConnectionRefused
@@ -84,6 +94,11 @@ impl Ui {
                 }),
             },
         }
+    }
+
+    /// The same connection, for commands of this version of the interface.
+    pub fn with_interface(self, interface: Interface) -> Ui {
+        Ui { interface, ..self }
     }
 
     /// From now on an answer that does not come within this time counts as a lost connection.
@@ -118,7 +133,7 @@ impl Ui {
         line: &str,
         descriptor: Option<BorrowedFd<'_>>,
     ) -> Result<Answer, UiError> {
-        let packet = wire::command_packet(line).ok_or(UiError::TooLong)?;
+        let packet = wire::command_packet(self.interface, line).ok_or(UiError::TooLong)?;
         seqpacket::send(self.connection.as_fd(), &packet, descriptor).map_err(|_| UiError::Gone)?;
         let (mut text, mut note) = (Vec::new(), Vec::new());
         let mut buffer = vec![0; wire::PACKET_LIMIT];

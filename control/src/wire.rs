@@ -1,14 +1,24 @@
 //! The format of commands and answers between a user interface and the daemon.
 //!
-//! A command is one packet: [`MAGIC_UI`] and the command line. An answer is one or more packets: [`MAGIC_ANSWER`],
+//! A command is one packet: [`MAGIC_UI`] or [`MAGIC_UI_3`], and the command line. An answer is one or more packets: [`MAGIC_ANSWER`],
 //! a [`Mark`] byte, and text. Several commands may follow each other on one connection.
 
 use mpsshim_proto::answer::{HEADER, MAGIC_ANSWER};
 pub use mpsshim_proto::answer::{Mark, PACKET_LIMIT, parse as parse_answer};
-use mpsshim_proto::handshake::MAGIC_UI;
+use mpsshim_proto::handshake::{MAGIC_UI, MAGIC_UI_3};
 
 /// Longest command line, bytes.
 pub const COMMAND_LIMIT: usize = 4096;
+
+/// Versions of the interface, which select the commands that a user interface may give.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interface {
+    /// Commands of [`crate::commands`].
+    #[default]
+    Two,
+    /// Those, and the modules of [`crate::modules`].
+    Three,
+}
 
 /// Result of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,8 +66,12 @@ fn whole_lines(mut text: String) -> String {
 }
 
 /// The packet of a command line. `None`: the line is too long.
-pub fn command_packet(line: &str) -> Option<Vec<u8>> {
-    (line.len() <= COMMAND_LIMIT).then(|| [&MAGIC_UI[..], line.as_bytes()].concat())
+pub fn command_packet(interface: Interface, line: &str) -> Option<Vec<u8>> {
+    let magic = match interface {
+        Interface::Two => MAGIC_UI,
+        Interface::Three => MAGIC_UI_3,
+    };
+    (line.len() <= COMMAND_LIMIT).then(|| [&magic[..], line.as_bytes()].concat())
 }
 
 /// The packets of an answer.
@@ -132,6 +146,7 @@ mod tests {
         for packet in [&b""[..], b"MPS", b"MPSR", b"MPSR?", b"XXXX0"] {
             assert_eq!(parse_answer(packet), None);
         }
-        assert_eq!(command_packet(&"x".repeat(COMMAND_LIMIT + 1)), None);
+        let long = "x".repeat(COMMAND_LIMIT + 1);
+        assert_eq!(command_packet(Interface::Two, &long), None);
     }
 }

@@ -15,7 +15,7 @@ fuzz_target!(|packet: &[u8]| {
                 (MAGIC_CLIENT, PROTOCOL_VERSION)
             );
         }
-        Greeting::Command(line) => assert_eq!(line.len() + MAGIC_UI.len(), packet.len()),
+        Greeting::Command(_, line) => assert_eq!(line.len() + MAGIC_UI.len(), packet.len()),
         Greeting::Server(Ok(_)) => {}
         Greeting::Server(Err(why)) => assert!(!why.to_string().is_empty()),
         Greeting::Unfit(why) => assert!(!why.to_string().is_empty()),

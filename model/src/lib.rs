@@ -8,6 +8,7 @@ pub mod driver;
 pub mod host_memory;
 pub mod limits;
 pub mod mode;
+pub mod named;
 pub mod partitions;
 pub mod policy;
 pub mod suspension;

@@ -3,6 +3,7 @@
 
 use crate::bonds::Bonds;
 use crate::mode::Mode;
+use crate::named::Named;
 use crate::partitions::Partitions;
 use crate::policy::{OversubscriptionPolicy, SchedulingPolicy};
 use mpsshim_proto::handshake::ClientHello;
@@ -196,6 +197,9 @@ pub struct Limits {
     /// Static partitions; `None`: the daemon was started without them.
     #[serde(default)]
     pub partitions: Option<Partitions>,
+    /// The named server whose clients these are; `None`: a user's server.
+    #[serde(default)]
+    pub named: Option<Box<Named>>,
 }
 
 impl Limits {
@@ -258,6 +262,7 @@ impl Default for Limits {
             scheduling: SchedulingPolicy::default(),
             oversubscription: OversubscriptionPolicy::default(),
             partitions: None,
+            named: None,
         }
     }
 }

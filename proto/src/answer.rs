@@ -1,6 +1,7 @@
 //! Answers of the daemon to commands, as packets: [`MAGIC_ANSWER`], a [`Mark`] byte, and text.
 //!
-//! A command is a packet of [`MAGIC_UI`](crate::handshake::MAGIC_UI) and the command line.
+//! A command is a packet of [`MAGIC_UI`](crate::handshake::MAGIC_UI) or
+//! [`MAGIC_UI_3`](crate::handshake::MAGIC_UI_3) and the command line.
 
 /// First bytes of an answer.
 pub const MAGIC_ANSWER: [u8; 4] = *b"MPSR";

@@ -6,7 +6,7 @@
 //! carries only descriptors that belong to messages in the ring ([`DescriptorNote`]); end of file tells either side
 //! that the other is gone.
 //!
-//! A user interface (`mps-control COMMAND`) sends [`MAGIC_UI`] followed by the command line instead.
+//! A user interface (`mps-control COMMAND`) sends [`MAGIC_UI`] or [`MAGIC_UI_3`] followed by the command line instead.
 
 use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -25,6 +25,8 @@ pub const SM_PARTITION: &str = "CUDA_MPS_SM_PARTITION";
 pub const MAGIC_CLIENT: [u8; 4] = *b"MPSC";
 /// First bytes of a command packet of a user interface.
 pub const MAGIC_UI: [u8; 4] = *b"MPSU";
+/// First bytes of a command line of interface 3, which has modules and verbs.
+pub const MAGIC_UI_3: [u8; 4] = *b"MPS3";
 /// First bytes of a [`Welcome`].
 pub const MAGIC_WELCOME: [u8; 4] = *b"MPSW";
 

@@ -307,7 +307,11 @@ impl<H: Host> Serving<H> {
             scheduling,
             oversubscription,
             partitions,
+            named,
         } = &self.limits;
+        if let Some(named) = named {
+            tracing::info!("Server has the name {}", named.name);
+        }
         tracing::info!("Active Threads Percentage set to {threads}");
         for (device, bytes) in memory {
             tracing::info!(

@@ -1,8 +1,9 @@
 //! Where the daemon is, and connections to it.
 
+use std::ffi::CString;
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -75,8 +76,19 @@ pub fn open(path: &Path) -> io::Result<Option<OwnedFd>> {
 
 /// As [`open`], for a client that waits no longer than this for each step.
 pub fn open_within(path: &Path, patience: Duration) -> io::Result<Option<OwnedFd>> {
-    let Some(address) = address_of(path) else {
-        tracing::warn!(path = %path.display(), "too long for a socket: not accepted as a daemon");
+    // The folder of a namespace of a named server may have a longer path than a socket.
+    let mut folder = None;
+    let mut address = address_of(path);
+    if address.is_none()
+        && let (Some(parent), Some(name)) = (path.parent(), path.file_name())
+    {
+        folder = open_folder(parent);
+        let through = folder.as_ref();
+        let through = through.map(|folder| directory::path_of(folder.as_fd()).join(name));
+        address = through.and_then(|path| address_of(&path));
+    }
+    let Some(address) = address else {
+        tracing::warn!(path = %path.display(), "too long for a socket, and its folder cannot be opened: not accepted as a daemon");
         return Ok(None);
     };
     // SAFETY: a plain system call.
@@ -99,6 +111,7 @@ pub fn open_within(path: &Path, patience: Duration) -> io::Result<Option<OwnedFd
             )
         };
         if connected == 0 {
+            drop(folder);
             return Ok(Some(socket));
         }
         let error = io::Error::last_os_error();
@@ -114,6 +127,16 @@ pub fn open_within(path: &Path, patience: Duration) -> io::Result<Option<OwnedFd
             _ => return Err(error),
         }
     }
+}
+
+/// A descriptor of a folder, for paths through it.
+fn open_folder(path: &Path) -> Option<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: the path is terminated.
+    let raw = unsafe { libc::open(path.as_ptr(), flags) };
+    // SAFETY: the descriptor is new and ours.
+    (raw >= 0).then(|| unsafe { OwnedFd::from_raw_fd(raw) })
 }
 
 /// The address of a socket; `None`: the path is too long for one.

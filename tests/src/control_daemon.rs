@@ -374,7 +374,12 @@ pub struct Client {
 
 impl Client {
     pub fn connect(place: &Place) -> Client {
-        let connection = seqpacket::connect(&place.pipe().join("control")).expect("connect");
+        Client::at(&place.pipe().join("control"))
+    }
+
+    /// One that connects to this socket.
+    pub fn at(control: &Path) -> Client {
+        let connection = seqpacket::connect(control).expect("connect");
         seqpacket::send(connection.as_fd(), &hello(PROTOCOL_VERSION), None).expect("hello");
         Client { connection }
     }

@@ -7,6 +7,7 @@ use crate::programs::{Running, preloaded, well};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::Command;
 
 pub const RPC_FAILURE: &str = "CUDA_ERROR_MPS_RPC_FAILURE (806)";
@@ -21,7 +22,14 @@ pub struct Survivor {
 
 impl Survivor {
     pub fn start(place: &Place) -> Survivor {
-        Survivor::start_by(preloaded(artifact("survivor"), place.pipe()))
+        Survivor::start_in(place.pipe(), &[])
+    }
+
+    /// One with this pipe directory and this in its environment.
+    pub fn start_in(pipe: &Path, env: &[(&str, &str)]) -> Survivor {
+        let mut command = preloaded(artifact("survivor"), pipe);
+        command.envs(env.iter().copied());
+        Survivor::start_by(command)
     }
 
     /// One whose kernels may run again.

@@ -2,9 +2,12 @@
 
 use super::Control;
 use crate::commands::{self, FORMAT_OPTION, Kind};
+use crate::modules;
 use clap::{Arg, Command, CommandFactory};
 use std::ffi::{OsStr, OsString};
 
+/// The short option of the program that takes a value.
+const PROTOCOL: &str = "-p";
 /// Short options of the program that no command has.
 const SHORT: [&str; 3] = ["-h", "-v", "-V"];
 /// NVIDIA's spellings of options, and the program's own.
@@ -62,8 +65,9 @@ fn declared<'a>(program: &'a Command, argument: &OsStr) -> Option<(&'a Arg, bool
 }
 
 fn value_follows(program: &Command, argument: &OsStr) -> bool {
-    declared(program, argument)
-        .is_some_and(|(arg, attached)| !attached && arg.get_action().takes_values())
+    argument == PROTOCOL
+        || declared(program, argument)
+            .is_some_and(|(arg, attached)| !attached && arg.get_action().takes_values())
 }
 
 /// Whether an option behind the command `name` is the program's.
@@ -74,6 +78,10 @@ fn is_of_program(program: &Command, name: &OsStr, argument: &OsStr) -> bool {
         let is_format =
             declared(program, argument).is_some_and(|(arg, _)| arg.get_long() == format);
         return is_format && !own.has_subcommands();
+    }
+    // A module's commands have options of their own, `--help` among them.
+    if name.to_str().and_then(modules::find).is_some() {
+        return false;
     }
     let kind = name.to_str().and_then(commands::find).map(|row| row.kind);
     if kind == Some(Kind::Shows) && ["-h", "--help"].iter().any(|help| argument == *help) {
@@ -122,6 +130,10 @@ mod tests {
             ("top --once --format json", "--format json top --once"),
             ("doctor -p 7 --format json", "--format json doctor -p 7"),
             ("ps -V", "-V ps"),
+            (
+                "-p 3 server list --format=csv",
+                "-p 3 server list --format=csv",
+            ),
             ("ps --help", "--help ps"),
             ("ps --format", "--format"),
             ("-multiuser-server -d", "--multiuser-server -d"),
@@ -143,6 +155,8 @@ mod tests {
             "start_server -uid 0",
             "ps -p 7",
             "device_query --csv 7",
+            "server list --help",
+            "server --format=csv list",
             "top --help",
             "top -h",
             "top --interval 2 --json",

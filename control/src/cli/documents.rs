@@ -2,6 +2,7 @@
 
 use super::{Documents, RUN_FAILURE};
 use crate::commands::{FORMAT_OPTION, Kind, Row, TABLE};
+use crate::modules::{self, MODULES, Module, Verb};
 use crate::settings;
 use clap::{Arg, ArgAction, Command, CommandFactory};
 use clap_complete::Shell;
@@ -70,6 +71,19 @@ fn commands(roff: &mut Roff) {
         roff.text([bold(row.name), roman(" "), italic(row.arguments)]);
         roff.text([roman(row.meaning)]);
     }
+    roff.control("SH", ["COMMANDS OF INTERFACE 3"]);
+    for module in MODULES {
+        for verb in module.verbs {
+            roff.control("TP", []);
+            let usage = modules::usage(module.name, verb);
+            let name = format!("{} {}", module.name, verb.name);
+            let rest = usage.strip_prefix(&name).unwrap_or_default().to_owned();
+            roff.text([bold(name), italic(rest)]);
+            roff.text([roman(verb.meaning)]);
+        }
+    }
+    roff.control("PP", []);
+    roff.text([roman("With -p 3 or CUDA_MPS_PROTOCOL_VERSION=3.")]);
     roff.control("PP", []);
     roff.text([
         roman("Commands that change something are reserved for root and the user who runs the daemon. Options of the program may follow a command; with commands read from standard input, lists accept "),
@@ -173,7 +187,8 @@ pub fn completions(program: &Command, shell: Shell) -> Vec<u8> {
             .disable_version_flag(true)
             .disable_help_subcommand(true)
             .subcommands(program.get_subcommands().cloned())
-            .subcommands(TABLE.iter().map(subcommand));
+            .subcommands(TABLE.iter().map(subcommand))
+            .subcommands(MODULES.iter().map(module));
     }
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut described, name, &mut text);
@@ -233,6 +248,30 @@ fn subcommand(row: &'static Row) -> Command {
     command
 }
 
+/// A module of interface 3 for completions: its verbs and their options.
+fn module(module: &'static Module) -> Command {
+    let verb = |verb: &'static Verb| {
+        let options = verb.options.iter().map(|option| {
+            let name = option.name.trim_start_matches('-');
+            let action = match option.value {
+                Some(_) => ArgAction::Set,
+                None => ArgAction::SetTrue,
+            };
+            Arg::new(name)
+                .long(name)
+                .help(option.meaning)
+                .action(action)
+        });
+        let command = Command::new(verb.name).about(verb.meaning).args(options);
+        command.disable_help_flag(true)
+    };
+    Command::new(module.name)
+        .about(module.meaning)
+        .disable_help_flag(true)
+        .disable_help_subcommand(true)
+        .subcommands(module.verbs.iter().map(verb))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::{Control, Run, Server};
@@ -276,6 +315,12 @@ mod tests {
                     "{}",
                     row.name
                 );
+            }
+            for module in MODULES.iter().filter(|_| has_commands(&program)) {
+                for verb in module.verbs {
+                    let name = format!("\\fB{} {}\\fR", module.name, verb.name);
+                    assert!(page.contains(&name), "{name}");
+                }
             }
             assert!(!page.contains("detached"), "hidden");
             for expected in [
@@ -324,6 +369,7 @@ mod tests {
             "_subcommand device_query\" -l csv",
             "_subcommand quit\" -s t -r",
             "_subcommand ps\" -l format",
+            "_subcommand client; and __fish_seen_subcommand_from list\" -l server",
         ] {
             assert!(text.contains(expected), "{expected}: {text}");
         }

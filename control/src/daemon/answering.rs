@@ -5,12 +5,12 @@ use crate::closers::Stranger;
 use crate::commands::{self, Command, Request, Whose};
 use crate::listing::{self, Listing};
 use crate::logging::limit;
-use crate::parse::CommandError;
-use crate::parse::parse;
+use crate::modules;
+use crate::parse::parse_in;
 use crate::program::Program;
 use crate::servers::Server;
 use crate::usage::{Answers, Question, UsageBySession};
-use crate::wire::{self, Answer};
+use crate::wire::{self, Answer, Interface};
 use mpsshim_model::amount;
 use mpsshim_model::client::Credentials;
 use mpsshim_model::device::{self, DeviceInfo};
@@ -24,11 +24,16 @@ const TRACE_PATIENCE: Duration = Duration::from_secs(10);
 const REMEMBERED: usize = 8;
 
 /// Result of a command that completes at once; the error is the answer to a command that fails.
-type Outcome = Result<Answer, Answer>;
+pub(super) type Outcome = Result<Answer, Answer>;
 
 impl Daemon {
     /// `descriptor`: the descriptor sent with the command.
-    pub(super) fn command(&mut self, number: u64, line: &str, descriptor: Option<Stranger>) {
+    pub(super) fn command(
+        &mut self,
+        number: u64,
+        (interface, line): (Interface, &str),
+        descriptor: Option<Stranger>,
+    ) {
         let Some(peer) = self.peers.get_mut(&number) else {
             return;
         };
@@ -45,15 +50,17 @@ impl Daemon {
         peer.repeats = peer.asked.iter().any(|before| before == line);
         if !peer.repeats {
             tracing::info!("Cmd:{}", line.trim());
-            if peer.asked.len() < REMEMBERED && commands::only_looks(line) {
+            let looks = commands::only_looks(line)
+                || interface == Interface::Three && modules::only_looks(line);
+            if peer.asked.len() < REMEMBERED && looks {
                 peer.asked.push(line.to_owned());
             }
         }
-        match parse(line, peer.privileged) {
+        match parse_in(interface, line, peer.privileged) {
             Ok(None) => self.answer(number, &Answer::done("")),
             Ok(Some(request)) => self.serve(number, request, descriptor),
             Err(error) => {
-                if matches!(error, CommandError::NotPermitted(_)) {
+                if error.is_refusal() {
                     let Credentials { pid, uid, .. } = peer.who;
                     tracing::warn!("Command of process {pid} of user {uid} refused: {error}");
                 }
@@ -105,8 +112,11 @@ impl Daemon {
             | Command::AddPartition(..)
             | Command::RemovePartition(..)
             | Command::Partitions
-                if self.devices.known().is_none() =>
-            {
+            | Command::Module(
+                modules::Command::DeviceList(_)
+                | modules::Command::ServerCreate { .. }
+                | modules::Command::ServerSet(..),
+            ) if self.devices.known().is_none() => {
                 match self.devices.search(self.servers.launcher()) {
                     Ok(()) => Ok(Until::Devices(request)),
                     Err(error) => Err(Answer::failed(error.to_string())),
@@ -155,6 +165,12 @@ impl Daemon {
                 Ok(pid) => Ok(Until::Usage(self.ask(&[pid]), request)),
                 Err(answer) => Err(answer),
             },
+            Command::Module(modules::Command::ServerDelete { name, force }) => {
+                self.delete_server(name, *force).map(Until::AllGone)
+            }
+            Command::Module(modules::Command::ClientTerminate(client)) => {
+                self.terminate_everywhere(*client).map(Until::AllGone)
+            }
             Command::QuarantineAdd { .. } | Command::QuarantineRelease { .. } => {
                 let done = self.change_quarantine(by, request.command);
                 return self.answer(by, &done.unwrap_or_else(|answer| answer));
@@ -191,7 +207,9 @@ impl Daemon {
     /// Answers commands whose event has occurred.
     pub(super) fn settle(&mut self) {
         let ready = self.servers.iter().find(|server| {
-            !server.devices.is_empty() && self.servers.launcher().trusts(server.uid)
+            !server.devices.is_empty()
+                && server.named.is_none()
+                && self.servers.launcher().trusts(server.uid)
         });
         if let Some(server) = ready {
             self.devices.learn(&server.devices);
@@ -213,6 +231,14 @@ impl Daemon {
                             && !sessions.iter().any(|id| server.has_session(*id))
                 }
             },
+            Until::AllGone(all) => all.iter().all(|(pid, sessions)| {
+                let server = servers.by_pid(*pid);
+                server.is_none_or(|server| {
+                    let mut left = sessions.iter();
+                    server.remains().is_some()
+                        || !sessions.is_empty() && !left.any(|id| server.has_session(*id))
+                })
+            }),
             Until::Restarted(pid) => servers.is_restarted(*pid),
             Until::Moved(number) => servers.is_moved(*number, now),
             Until::Devices(_) => found || !searching,
@@ -234,6 +260,13 @@ impl Daemon {
                         Some(why) if sessions.is_empty() => Answer::failed(why),
                         Some(why) => Answer::failed(format!("{why}\n1")),
                     }
+                }
+                Until::AllGone(all) => {
+                    let left = all.iter().find_map(|(pid, _)| {
+                        let server = self.servers.by_pid(*pid);
+                        server.and_then(Server::remains)
+                    });
+                    left.map_or_else(|| Answer::done(""), Answer::failed)
                 }
                 Until::Restarted(pid) => match self.servers.restarted(pid) {
                     Ok(next) => Answer::done(next.to_string()),
@@ -277,6 +310,7 @@ impl Daemon {
         let usage = &found.clients;
         let print = |listing: Listing| Answer::done(listing.print(request.format));
         let outcome = match &request.command {
+            Command::Module(command) => self.perform_module(command),
             Command::Info => Ok(print(self.info())),
             Command::ServerList => Ok(print(listing::servers(
                 self.servers.iter(),
@@ -556,10 +590,22 @@ impl Daemon {
         Ok((ordinal, &devices[ordinal]))
     }
 
+    /// A device's ordinal at the server whose limits are meant.
+    fn own_ordinal(&self, whose: &Whose, ordinal: usize) -> Result<usize, Answer> {
+        let Whose::Server(wanted) = whose else {
+            return Ok(ordinal);
+        };
+        let server = self.find(wanted)?;
+        let own = server.own_ordinal(ordinal);
+        own.ok_or_else(|| Answer::failed(format!("Server {wanted} does not have device {ordinal}")))
+    }
+
     fn memory(&self, bound: MemoryBound, whose: &Whose, device: &str) -> Result<Listing, Answer> {
         let (server, limits) = self.limits(whose)?;
-        let device = self.device(device)?;
-        Ok(listing::memory(bound, server, limits, device))
+        let (ordinal, info) = self.device(device)?;
+        let own = self.own_ordinal(whose, ordinal)?;
+        let bytes = limits.memory_of(bound).get(&own).copied();
+        Ok(listing::memory(bound, server, bytes, (ordinal, info)))
     }
 
     fn set_memory(
@@ -570,11 +616,12 @@ impl Daemon {
         bytes: Option<u64>,
     ) -> Outcome {
         let (ordinal, _) = self.device(device)?;
+        let own = self.own_ordinal(whose, ordinal)?;
         self.change(whose, |limits| {
             let memory = limits.memory_of_mut(bound);
             match bytes {
-                Some(bytes) => memory.insert(ordinal, bytes),
-                None => memory.remove(&ordinal),
+                Some(bytes) => memory.insert(own, bytes),
+                None => memory.remove(&own),
             };
         })?;
         Ok(Answer::done(""))

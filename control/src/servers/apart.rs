@@ -90,9 +90,11 @@ impl Servers {
         }
     }
 
-    /// The servers that count: neither standbys nor ending servers.
+    /// The servers that count: neither standbys nor named or ending servers.
     fn rested(&self) -> Vec<Rested> {
-        let counts = |server: &&Server| !matches!(server.state, State::Stopping | State::Fault);
+        let counts = |server: &&Server| {
+            server.named.is_none() && !matches!(server.state, State::Stopping | State::Fault)
+        };
         self.iter().filter(counts).map(Rested::of).collect()
     }
 

@@ -119,7 +119,7 @@ impl Servers {
                 oversubscription,
                 partitions,
                 ..
-            } = self.limits_for(self.running[index].uid);
+            } = self.limits_for_owner(self.running[index].owner());
             let server = &mut self.running[index];
             let limits = Limits {
                 user_memory,
@@ -142,6 +142,11 @@ impl Servers {
     /// Adopts the limits and guarantees of users and the scheduling set at the previous daemon, except where they have been set since.
     /// `limits` must come from an introduction of this user's server that has been checked.
     pub(super) fn adopt_policies(&mut self, limits: &Limits, uid: u32) {
+        let at_daemon = limits
+            .named
+            .as_ref()
+            .map(|named| named.limits_at_daemon(limits));
+        let limits = at_daemon.as_ref().unwrap_or(limits);
         for bound in MemoryBound::ALL {
             self.adopt_user_memory(bound, limits.user_memory_of(bound));
         }
@@ -217,7 +222,7 @@ impl Servers {
         let Some(server) = self.running.iter_mut().find(|server| server.pid == pid) else {
             return;
         };
-        if self.launcher.trusts(server.uid) {
+        if self.launcher.trusts(server.uid) && server.named.is_none() {
             return self.learn_devices(devices);
         }
         if std::mem::replace(&mut server.knows_uuids, true) {
@@ -252,9 +257,12 @@ impl Servers {
             let memory = self.defaults.limits.memory_of_mut(bound);
             memory.entry(ordinal).or_insert(bytes);
             for server in &mut self.running {
+                let Some(own) = server.own_ordinal(ordinal) else {
+                    continue;
+                };
                 let mut limits = server.limits.clone();
                 let memory = limits.memory_of_mut(bound);
-                memory.entry(ordinal).or_insert(bytes);
+                memory.entry(own).or_insert(bytes);
                 if let Err(why) = server.order_limits(limits) {
                     tracing::warn!("{why}");
                 }
@@ -264,6 +272,21 @@ impl Servers {
 }
 
 impl Server {
+    /// The server's ordinal of a device of the daemon, if the server has it.
+    pub fn own_ordinal(&self, ordinal: usize) -> Option<usize> {
+        match &self.limits.named {
+            Some(named) => named.own_ordinal(ordinal),
+            None => Some(ordinal),
+        }
+    }
+
+    /// The daemon's ordinal of a device of the server.
+    pub fn ordinal(&self, own: usize) -> usize {
+        let named = self.limits.named.as_ref();
+        let ordinal = named.and_then(|named| named.ordinal(own));
+        ordinal.unwrap_or(own)
+    }
+
     /// Makes the server log a query of the devices, as NVIDIA's does.
     pub fn log_device_query(&self) {
         // Errors are ignored: a server that is ending or has no room in its link has more important messages to handle.

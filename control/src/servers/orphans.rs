@@ -40,7 +40,10 @@ impl Servers {
             let program = said.quarantined.as_ref();
             check_program(program, of)?;
             self.check_partitions(&said.limits, uid)?;
-            Ok((self.may_take_over(connection.as_fd(), who, program)?, *said))
+            self.check_named(&said.limits, uid, devices)?;
+            let name = said.limits.named.as_ref().map(|named| named.name.as_str());
+            let seeks = (name, program);
+            Ok((self.may_take_over(connection.as_fd(), who, seeks)?, *said))
         });
         let link = Link::to_user(connection, uid);
         let (
@@ -69,6 +72,7 @@ impl Servers {
         let owner = Owner {
             uid,
             gid: Some(gid),
+            named: self.adopt_named(&limits, uid),
         };
         let mut server = Server::new((pid, owner), trusted, process, link, limits.clone());
         server.hand_log(self.launcher.log());
@@ -87,7 +91,7 @@ impl Servers {
         &self,
         connection: BorrowedFd<'_>,
         who: Credentials,
-        quarantined: Option<&Program>,
+        (name, quarantined): (Option<&str>, Option<&Program>),
     ) -> Result<Process, String> {
         // A server serves the user it runs as, so that no server gets another user's clients.
         if !self.launcher.serves(who.uid) || self.launcher.owner(who.uid, None).uid != who.uid {
@@ -96,9 +100,19 @@ impl Servers {
         if self.closing {
             return Err("the daemon is shutting down".into());
         }
-        let of_user = || self.running.iter().filter(|server| server.uid == who.uid);
+        let known = name.and_then(|name| self.defined(name));
+        if known.is_some_and(|known| known.uid != who.uid) {
+            return Err("another user has a server of its name".into());
+        }
+        let named = known.map(|known| known.id);
+        let is_new = name.is_some() && named.is_none();
+        let is_same = |server: &&Server| !is_new && server.uid == who.uid && server.named == named;
+        let of_user = || self.running.iter().filter(is_same);
         if of_user().any(|server| server.quarantined.as_ref() == quarantined) {
-            return Err("another server serves that user".into());
+            return Err(match name {
+                Some(name) => format!("another server has the name {name}"),
+                None => "another server serves that user".into(),
+            });
         }
         if quarantined.is_some() && of_user().count() > MOST_APART {
             return Err("that user has too many servers of quarantined programs".into());

@@ -65,10 +65,10 @@ pub fn is_program_needed(client: &Arrival) -> bool {
 pub fn needed<'a>(
     list: &Quarantine,
     running: &[Server],
-    program: Option<&'a Program>,
+    (owner, program): (Owner, Option<&'a Program>),
 ) -> Option<&'a Program> {
     let program = program.filter(|program| list.holds(program))?;
-    let has_server = apart(running).any(|server| server.quarantined.as_ref() == Some(program));
+    let has_server = apart(running).any(|server| server.serves(owner, Some(program)));
     (has_server || has_room(running, program)).then_some(program)
 }
 
@@ -102,8 +102,8 @@ fn check(suspects: &[Suspect]) -> Result<(), String> {
 
 impl Server {
     /// Whether it is a server for these clients of a user.
-    pub(super) fn serves(&self, uid: u32, program: Option<&Program>) -> bool {
-        self.uid == uid && self.quarantined.as_ref() == program && self.standby_of.is_none()
+    pub(super) fn serves(&self, owner: Owner, program: Option<&Program>) -> bool {
+        self.owner().is(owner) && self.quarantined.as_ref() == program && self.standby_of.is_none()
     }
 
     /// The context is lost.
@@ -275,9 +275,9 @@ impl Servers {
             .filter(|waiting| waiting.is_identified());
         let clients = clients.map(|waiting| (waiting.owner, self.needed_by(waiting)));
         let wanted = self.wanted.iter().map(|owner| (*owner, None));
-        let has_server = |uid: u32, program: Option<&Program>| {
+        let has_server = |owner: Owner, program: Option<&Program>| {
             let accepts = |server: &Server| {
-                server.serves(uid, program)
+                server.serves(owner, program)
                     && matches!(
                         server.state,
                         State::Initializing
@@ -290,7 +290,7 @@ impl Servers {
         };
         let lacking = clients
             .chain(wanted)
-            .filter(|(owner, program)| !has_server(owner.uid, *program));
+            .filter(|(owner, program)| !has_server(*owner, *program));
         let first = lacking
             .clone()
             .find(|(owner, program)| self.may_start(*owner, *program));
@@ -299,18 +299,23 @@ impl Servers {
     }
 
     pub(super) fn needed_by<'a>(&self, waiting: &'a Waiting) -> Option<&'a Program> {
-        needed(&self.quarantine, &self.running, waiting.program())
+        let seeks = (waiting.owner, waiting.program());
+        needed(&self.quarantine, &self.running, seeks)
     }
 
-    /// Whether a server may run now beside the others: servers of other users if users are apart, and servers of the same user
+    /// Whether a server may run now beside the others: named servers, servers of other users if users are apart, and servers of the same user
     /// for other programs, or for clients that could not move to the next server, if the devices admit several processes.
     pub(super) fn may_start(&self, owner: Owner, program: Option<&Program>) -> bool {
         let beside = |server: &Server| {
+            if server.named != owner.named {
+                return !self.shares_exclusive(server, owner);
+            }
             if server.uid != owner.uid {
                 return self.users_are_apart();
             }
             let for_others = server.quarantined.as_ref() != program || server.left_behind;
-            for_others && !self.exclusive && !server.is_exclusive()
+            let is_exclusive = self.exclusive && owner.named.is_none();
+            for_others && !is_exclusive && !server.is_exclusive()
         };
         let has_room = |program: &Program| has_room(&self.running, program);
         self.running.iter().all(beside) && program.is_none_or(has_room)
@@ -320,13 +325,16 @@ impl Servers {
     /// are all idle, unless users are apart, and on devices that admit one process also idle servers of the same user.
     pub(super) fn servers_in_the_way(&self, owner: Owner, program: Option<&Program>) -> Vec<i32> {
         let is_idle = |uid: u32| {
-            let of_user = |server: &&Server| server.uid == uid && server.standby_of.is_none();
+            let of_user = |server: &&Server| {
+                server.uid == uid && server.named.is_none() && server.standby_of.is_none()
+            };
             let mut servers = self.running.iter().filter(of_user);
             servers.all(|server| server.state != State::Initializing && server.is_idle())
         };
         let makes_room = |server: &&Server| {
             let is_apart = server.is_exclusive() && server.quarantined.as_ref() != program;
             server.state == State::Active
+                && server.named == owner.named
                 && server.standby_of.is_none()
                 && if server.uid == owner.uid {
                     is_apart && server.is_idle()
@@ -342,7 +350,7 @@ impl Servers {
     pub(super) fn end_unneeded(&mut self) {
         let is_needed = |server: &Server| {
             let mut waiting = self.waiting.iter();
-            waiting.any(|one| server.serves(one.owner.uid, self.needed_by(one)))
+            waiting.any(|one| server.serves(one.owner, self.needed_by(one)))
         };
         let is_over = |server: &&Server| {
             let is_apart = server.quarantined.is_some() && server.state == State::Active;

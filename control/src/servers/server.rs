@@ -1,5 +1,6 @@
 //! One server: its process, its link, and its reports.
 
+use super::NamedId;
 use super::ahead::{InUse, Loads};
 use super::quarantine::{Coming, Findings};
 use super::standby::NextStandby;
@@ -98,6 +99,8 @@ pub struct Server {
     pub pid: i32,
     /// Whose clients it serves.
     pub uid: u32,
+    /// The named server that it is; `None`: its user's own server.
+    pub named: Option<NamedId>,
     /// The group that it runs with; `None`: the daemon's own. The servers that continue its sessions get the same.
     gid: Option<u32>,
     /// When it was started or taken over, or, for a standby, when it was told to continue sessions.
@@ -190,7 +193,7 @@ impl Server {
 
     /// `trusted`: its user is allowed to command the daemon.
     pub(super) fn new(
-        (pid, Owner { uid, gid }): (i32, Owner),
+        (pid, Owner { uid, gid, named }): (i32, Owner),
         trusted: bool,
         process: Process,
         link: Link,
@@ -200,6 +203,7 @@ impl Server {
             pid,
             uid,
             gid,
+            named,
             trusted,
             knows_uuids: false,
             started: Instant::now(),
@@ -244,6 +248,7 @@ impl Server {
         Owner {
             uid: self.uid,
             gid: self.gid,
+            named: self.named,
         }
     }
 

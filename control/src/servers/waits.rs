@@ -76,13 +76,14 @@ impl Servers {
             return "the daemon has just started and waits for servers of the previous one"
                 .to_owned();
         }
-        let uid = waiting.owner.uid;
+        let owner = waiting.owner;
         let program = self.needed_by(waiting);
-        if let Some(server) = self.iter().find(|server| server.serves(uid, program)) {
+        if let Some(server) = self.iter().find(|server| server.serves(owner, program)) {
             return of_own_server(server);
         }
-        let mut others = self.iter().filter(|server| server.uid != uid);
-        if let Some(server) = others.next().filter(|_| !self.users_are_apart()) {
+        let is_other = |server: &&Server| server.named.is_none() && server.uid != owner.uid;
+        let waits_for_user = owner.named.is_none() && !self.users_are_apart();
+        if let Some(server) = self.iter().find(is_other).filter(|_| waits_for_user) {
             return of_other_user(server);
         }
         if self.exclusive

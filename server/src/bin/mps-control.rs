@@ -8,6 +8,7 @@ use mpsshim_control::commands::{Format, in_format};
 use mpsshim_control::daemon::{Daemon, Manner};
 use mpsshim_control::doctor;
 use mpsshim_control::launch;
+use mpsshim_control::modules;
 use mpsshim_control::nvidia_names;
 use mpsshim_control::program::with_real_paths;
 use mpsshim_control::prompt::Prompt;
@@ -15,7 +16,7 @@ use mpsshim_control::settings::{self, Settings, SettingsError};
 use mpsshim_control::target::Target;
 use mpsshim_control::top;
 use mpsshim_control::ui::{Ui, UiError};
-use mpsshim_control::wire::Answer;
+use mpsshim_control::wire::{Answer, Interface};
 use mpsshim_model::partitions::Partitions;
 use std::fs;
 use std::io::{self, BufRead, IsTerminal, Write};
@@ -24,6 +25,8 @@ use std::process::ExitCode;
 
 /// The command executed by this program itself.
 const TOP: &str = "top";
+/// The command that ends the daemon.
+const QUIT: &str = "quit";
 
 fn main() -> ExitCode {
     let options =
@@ -105,10 +108,12 @@ fn run(options: &Control) -> anyhow::Result<bool> {
             daemon.search_devices();
         }
         return Ok(daemon.run()?);
+    } else if options.quit {
+        return execute(&[QUIT.to_owned()], &settings, options);
     } else if let Some(Order::Line(words)) = &options.command {
-        return execute(words, &settings, options.format);
+        return execute(words, &settings, options);
     } else {
-        commands_of_standard_input(&settings, options.format)?;
+        commands_of_standard_input(&settings, options)?;
     }
     Ok(true)
 }
@@ -131,17 +136,36 @@ fn load(options: &Control) -> Result<Settings, SettingsError> {
 }
 
 /// Executes a command given as arguments; `false`: it failed.
-fn execute(words: &[String], settings: &Settings, format: Format) -> anyhow::Result<bool> {
+fn execute(words: &[String], settings: &Settings, options: &Control) -> anyhow::Result<bool> {
+    let format = options.format;
     if words.first().is_some_and(|name| name == TOP) {
         let mut asked = top::Options::parse_from(words);
         asked.json |= format == Format::Json;
         top::run(settings, &asked)?;
         return Ok(true);
     }
-    let line = in_format(&words.join(" "), format);
-    let answer = give(&mut Ui::connect(settings)?, &line)?;
+    let line = formatted(&words.join(" "), options);
+    if options.interface() == Interface::Three
+        && let Some(help) = modules::help_asked(&line)
+    {
+        print(&Answer::done(help))?;
+        return Ok(true);
+    }
+    let answer = give(&mut connect(settings, options)?, &line)?;
     print(&answer)?;
     Ok(answer.ok)
+}
+
+/// A line with the format that the program's options ask for.
+fn formatted(line: &str, options: &Control) -> String {
+    match options.interface() {
+        Interface::Three => modules::in_format(&in_format(line, options.format), options.format),
+        Interface::Two => in_format(line, options.format),
+    }
+}
+
+fn connect(settings: &Settings, options: &Control) -> Result<Ui, UiError> {
+    Ok(Ui::connect(settings)?.with_interface(options.interface()))
 }
 
 /// The specification for container engines.
@@ -155,12 +179,12 @@ fn generate(settings: &Settings, output: Option<&Path>) -> anyhow::Result<()> {
 }
 
 /// As with NVIDIA's: a failed command prints an error and does not end the session, and the exit status is 0.
-fn commands_of_standard_input(settings: &Settings, format: Format) -> anyhow::Result<()> {
-    let mut ui = Ui::connect(settings)?;
+fn commands_of_standard_input(settings: &Settings, options: &Control) -> anyhow::Result<()> {
+    let mut ui = connect(settings, options)?;
     if io::stdin().is_terminal() && io::stdout().is_terminal() {
         let mut prompt = Prompt::new()?;
         while let Some(line) = prompt.line()? {
-            if !obey(&mut ui, &line, settings, format)? {
+            if !obey(&mut ui, &line, settings, options)? {
                 break;
             }
         }
@@ -173,7 +197,7 @@ fn commands_of_standard_input(settings: &Settings, format: Format) -> anyhow::Re
         .context("cannot read standard input")?
         > 0
     {
-        if !obey(&mut ui, &String::from_utf8_lossy(&line), settings, format)? {
+        if !obey(&mut ui, &String::from_utf8_lossy(&line), settings, options)? {
             break;
         }
         line.clear();
@@ -182,7 +206,7 @@ fn commands_of_standard_input(settings: &Settings, format: Format) -> anyhow::Re
 }
 
 /// Executes a line and prints the answer; `false`: the daemon has gone.
-fn obey(ui: &mut Ui, line: &str, settings: &Settings, format: Format) -> anyhow::Result<bool> {
+fn obey(ui: &mut Ui, line: &str, settings: &Settings, options: &Control) -> anyhow::Result<bool> {
     let line = line.trim_end_matches(['\n', '\r']);
     let Some(name) = line.split_whitespace().next() else {
         return Ok(true);
@@ -191,10 +215,10 @@ fn obey(ui: &mut Ui, line: &str, settings: &Settings, format: Format) -> anyhow:
         show(line, settings)?;
         return Ok(true);
     }
-    match give(ui, &in_format(line, format)) {
+    match give(ui, &formatted(line, options)) {
         Ok(answer) => {
             print(&answer)?;
-            Ok(!(answer.ok && name == "quit"))
+            Ok(!(answer.ok && name == QUIT))
         }
         Err(error) => match error.downcast_ref() {
             Some(UiError::TooLong) => {

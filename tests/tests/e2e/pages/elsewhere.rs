@@ -41,6 +41,11 @@ pub type Row = (&'static str, &'static str, Way);
 /// left in its blocks, or a line below it for what begins so there; what becomes of it.
 pub const ELSEWHERE: &[Row] = &[
     (
+        "docs/interface-v3.md",
+        "mps-control -p 3 server create train\n",
+        Test("e2e/named_servers.rs::several_servers_have_clients_devices_and_limits_of_their_own"),
+    ),
+    (
         "docs/operations.md",
         "$ mps-control suspend_client 4711 4822\n",
         Test(

@@ -1,0 +1,323 @@
+//! Answers to the commands of interface 3.
+
+use super::Daemon;
+use super::answering::Outcome;
+use crate::listing::{Listing, ModuleRow, rows_of_clients, rows_of_devices};
+use crate::modules::{
+    CLIENT_FIELDS, Command, Form, MemoryLimit, SERVER_COLUMNS, SERVER_FIELDS, SetLimits,
+};
+use crate::servers::{Definition, OwnLimits, Server, Wanted, not_found};
+use crate::wire::Answer;
+use mpsshim_model::amount;
+use mpsshim_model::device::{self, DeviceInfo};
+use mpsshim_model::limits::Limits;
+use mpsshim_model::named::Named;
+use nix::unistd::geteuid;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+
+impl Daemon {
+    /// Executes a command of interface 3 whose data is complete.
+    pub(super) fn perform_module(&mut self, command: &Command) -> Outcome {
+        match command {
+            Command::Help(text) => Ok(Answer::done(text.clone())),
+            Command::ServerCreate { name, uid, devices } => {
+                let created = self.create_server(name, *uid, devices.as_deref());
+                created.map_err(|why| Answer::failed(format!("server create: {why}")))?;
+                Ok(Answer::done(""))
+            }
+            Command::ServerSet(name, limits) => {
+                let set = self.set_server(name, limits);
+                set.map_err(|why| Answer::failed(format!("server set: {why}")))?;
+                Ok(Answer::done(""))
+            }
+            Command::ServerList(name, form) => {
+                let mut rows = match name {
+                    Some(name) => vec![self.fields_of(self.named(name)?)],
+                    None => self.all_named().map(|one| self.fields_of(one)).collect(),
+                };
+                rows.iter_mut().for_each(|row| row.truncate(SERVER_COLUMNS));
+                let columns = &SERVER_FIELDS[..SERVER_COLUMNS];
+                Ok(Answer::done(Listing::of_module(columns, rows, *form)))
+            }
+            Command::ServerGet(name, field) => {
+                let row = self.fields_of(self.named(name)?);
+                Ok(Answer::done(values(SERVER_FIELDS, &[row], field)))
+            }
+            Command::ClientList(server, form) => self.client_list(server.as_deref(), *form),
+            Command::ClientGet(pid, field) => {
+                let mut rows = self.rows_of_clients(self.servers.iter());
+                rows.retain(|row| row[0] == json!(pid));
+                if rows.is_empty() {
+                    return Err(no_client(*pid));
+                }
+                Ok(Answer::done(values(CLIENT_FIELDS, &rows, field)))
+            }
+            // These are answered when their processes and sessions have ended.
+            Command::ServerDelete { name, force } => {
+                self.delete_server(name, *force)?;
+                Ok(Answer::done(""))
+            }
+            Command::ClientTerminate(pid) => {
+                self.terminate_everywhere(*pid)?;
+                Ok(Answer::done(""))
+            }
+            Command::DeviceList(form) => {
+                let own = (None, self.devices.known().unwrap_or_default());
+                let theirs = self.servers.iter().map(|server| {
+                    let name = self.servers.name_of(server);
+                    (Some(name), server.devices.as_slice())
+                });
+                let lists: Vec<_> = std::iter::once(own).chain(theirs).collect();
+                Ok(Answer::done(rows_of_devices(&lists, *form)))
+            }
+        }
+    }
+
+    /// Every server: the processes, then the servers that were created and have none now.
+    fn all_named(&self) -> impl Iterator<Item = Known<'_>> {
+        let processes = self.servers.iter().map(Known::Process);
+        let stopped = self.servers.definitions().filter(|one| {
+            let process = self.servers.by_name(&one.named.name);
+            process.is_none()
+        });
+        processes.chain(stopped.map(Known::Stopped))
+    }
+
+    /// The server of this name.
+    fn named(&self, name: &str) -> Result<Known<'_>, Answer> {
+        let process = self.servers.by_name(name).map(Known::Process);
+        let found = process.or_else(|| self.servers.defined(name).map(Known::Stopped));
+        found.ok_or_else(|| Answer::failed(not_found(name)))
+    }
+
+    /// The fields of a server, in the order of [`SERVER_FIELDS`].
+    fn fields_of(&self, known: Known<'_>) -> ModuleRow {
+        let (name, limits) = match known {
+            Known::Process(server) => (self.servers.name_of(server), server.limits.clone()),
+            Known::Stopped(one) => (one.named.name.clone(), self.servers.limits_of(one)),
+        };
+        let process = match known {
+            Known::Process(server) => Some(server),
+            Known::Stopped(_) => None,
+        };
+        let pipe = &self.settings.pipe_directory;
+        let pipe = match &limits.named {
+            Some(named) => pipe.join(&named.name),
+            None => pipe.clone(),
+        };
+        let named = limits.named.as_deref();
+        let fields = SERVER_FIELDS.iter().map(|field| match *field {
+            "name" => json!(name),
+            "uid" => match known {
+                Known::Process(server) => json!(server.uid),
+                Known::Stopped(one) => json!(one.uid),
+            },
+            "pid" => json!(process.map(|server| server.pid)),
+            "status" => {
+                let status = process.map(|server| server.state.to_string());
+                json!(status.unwrap_or_else(|| "STOPPED".to_owned()))
+            }
+            "pipe-directory" => json!(pipe.display().to_string()),
+            "allowed-devices" => {
+                let devices = named.and_then(Named::visible_devices);
+                json!(devices.unwrap_or_else(|| "all".to_owned()))
+            }
+            "context-ids" => {
+                let sessions = process.into_iter().flat_map(Server::sessions);
+                let ids = sessions.map(|(session, _)| session);
+                json!(ids.collect::<Vec<_>>())
+            }
+            "pinned-memory-limit" => json!(memory_text(&limits)),
+            "active-thread-percentage" => json!(limits.threads.to_string()),
+            _ => json!(limits.priority),
+        });
+        fields.collect()
+    }
+
+    fn create_server(
+        &mut self,
+        name: &str,
+        uid: Option<u32>,
+        devices: Option<&[String]>,
+    ) -> Result<(), String> {
+        let known = self.devices.known().unwrap_or_default();
+        let mut chosen: Vec<(usize, &DeviceInfo)> = Vec::new();
+        for wanted in devices.unwrap_or_default() {
+            let ordinal = find_device(known, wanted)?;
+            if chosen.iter().any(|(other, _)| *other == ordinal) {
+                return Err(format!("device {wanted} is given twice"));
+            }
+            chosen.push((ordinal, &known[ordinal]));
+        }
+        let all = || known.iter().enumerate().collect();
+        let used: Vec<_> = devices.map_or_else(all, |_| chosen.clone());
+        if let Some((device, info)) = used.iter().find(|(_, info)| info.is_exclusive()) {
+            return Err(format!(
+                "device {device} is in {} mode, in which several servers cannot share it; set DEFAULT mode \
+                 (nvidia-smi -c DEFAULT)",
+                info.compute_mode
+            ));
+        }
+        let wanted = Wanted {
+            name,
+            uid: uid.unwrap_or_else(|| geteuid().as_raw()),
+            devices: devices.map(|_| chosen),
+        };
+        self.servers.create(wanted, self.directory.folder())
+    }
+
+    fn set_server(&mut self, name: &str, limits: &SetLimits) -> Result<(), String> {
+        let known = self
+            .named(name)
+            .map_err(|answer| answer.text.trim_end().to_owned())?;
+        let named = match known {
+            Known::Process(server) => server.limits.named.as_deref(),
+            Known::Stopped(one) => Some(&one.named),
+        };
+        let memory = limits.memory.as_ref();
+        let memory = memory
+            .map(|memory| self.memory_of(named, memory))
+            .transpose()?;
+        let new = OwnLimits {
+            threads: limits.threads,
+            priority: limits.priority,
+            memory,
+        };
+        self.servers.set_limits_of(name, &new)
+    }
+
+    /// A limit of memory in bytes, by the ordinals of a server.
+    fn memory_of(
+        &self,
+        named: Option<&Named>,
+        limit: &MemoryLimit,
+    ) -> Result<BTreeMap<usize, u64>, String> {
+        let known = self.devices.known().unwrap_or_default();
+        let own = |ordinal| match named {
+            Some(named) => named.own_ordinal(ordinal),
+            None => Some(ordinal),
+        };
+        match limit {
+            MemoryLimit::None => Ok(BTreeMap::new()),
+            MemoryLimit::Every(bytes) => {
+                let devices = (0..known.len()).filter_map(own);
+                Ok(devices.map(|device| (device, *bytes)).collect())
+            }
+            MemoryLimit::Devices(devices) => {
+                let mut memory = BTreeMap::new();
+                for (device, bytes) in devices {
+                    let ordinal = own(find_device(known, device)?);
+                    let ordinal =
+                        ordinal.ok_or_else(|| format!("the server has no device {device}"))?;
+                    if memory.insert(ordinal, *bytes).is_some() {
+                        return Err(format!("device {device} is given twice"));
+                    }
+                }
+                Ok(memory)
+            }
+        }
+    }
+
+    /// Deletes a server; returns its processes, with no sessions.
+    pub(super) fn delete_server(
+        &mut self,
+        name: &str,
+        force: bool,
+    ) -> Result<Vec<(i32, Vec<u64>)>, Answer> {
+        let deleted = self.servers.delete(name, force);
+        let deleted = deleted.map_err(|why| Answer::failed(format!("server delete: {why}")))?;
+        Ok(deleted.into_iter().map(|pid| (pid, Vec::new())).collect())
+    }
+
+    fn rows_of_clients<'a>(&self, servers: impl Iterator<Item = &'a Server>) -> Vec<ModuleRow> {
+        let rows = servers.flat_map(|server| {
+            let name = self.servers.name_of(server);
+            rows_of_clients(server, &name)
+        });
+        rows.collect()
+    }
+
+    fn client_list(&self, server: Option<&str>, form: Form) -> Outcome {
+        let rows = match server {
+            Some(name) => match self.named(name)? {
+                Known::Process(server) => self.rows_of_clients(std::iter::once(server)),
+                Known::Stopped(_) => Vec::new(),
+            },
+            None => self.rows_of_clients(self.servers.iter()),
+        };
+        let text = Listing::of_module(CLIENT_FIELDS, rows, form);
+        Ok(Answer::done(text))
+    }
+
+    /// Tells each server that has the client to end it; returns the sessions, by the servers' process ids.
+    pub(super) fn terminate_everywhere(&self, client: i32) -> Result<Vec<(i32, Vec<u64>)>, Answer> {
+        let has_client = |server: &&Server| server.clients().any(|pid| pid == client);
+        let mut all = Vec::new();
+        for server in self.servers.all().filter(has_client) {
+            let sessions = self.servers.terminate(server.pid, client);
+            all.push((server.pid, sessions.map_err(Answer::failed)?));
+        }
+        match all.is_empty() {
+            true => Err(no_client(client)),
+            false => Ok(all),
+        }
+    }
+}
+
+/// A server, with or without a process.
+#[derive(Clone, Copy)]
+enum Known<'a> {
+    Process(&'a Server),
+    /// A named server, which starts with its next client.
+    Stopped(&'a Definition),
+}
+
+/// The ordinal of a device of the daemon.
+fn find_device(known: &[DeviceInfo], wanted: &str) -> Result<usize, String> {
+    let found = device::find(known, wanted);
+    found.map_err(|why| why.replace("device_query lists", "device list lists"))
+}
+
+/// Limits of memory in the form of `CUDA_MPS_PINNED_DEVICE_MEM_LIMIT`, by the daemon's ordinals.
+fn memory_text(limits: &Limits) -> String {
+    let named = limits.named.as_deref();
+    let ordinal = |own: usize| named.and_then(|named| named.ordinal(own)).unwrap_or(own);
+    let memory: BTreeMap<usize, u64> = limits
+        .memory
+        .iter()
+        .map(|(own, bytes)| (ordinal(*own), *bytes))
+        .collect();
+    let texts = memory
+        .iter()
+        .map(|(device, bytes)| format!("{device}={}", amount::print(*bytes)));
+    texts.collect::<Vec<_>>().join(",")
+}
+
+fn no_client(pid: i32) -> Answer {
+    Answer::failed(format!(
+        "Client {pid} not found; client list lists the clients"
+    ))
+}
+
+/// The different values of a field in these rows, one a line.
+fn values(fields: &[&str], rows: &[ModuleRow], wanted: &str) -> String {
+    let at = fields.iter().position(|field| *field == wanted);
+    let values = rows.iter().filter_map(|row| row.get(at?));
+    let mut lines: Vec<String> = Vec::new();
+    for value in values {
+        let line = match value {
+            Value::String(text) => text.clone(),
+            Value::Null => String::new(),
+            Value::Array(all) => {
+                let texts = all.iter().map(Value::to_string);
+                texts.collect::<Vec<_>>().join(" ")
+            }
+            other => other.to_string(),
+        };
+        if !lines.contains(&line) {
+            lines.push(line);
+        }
+    }
+    lines.join("\n")
+}

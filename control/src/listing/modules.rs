@@ -1,0 +1,109 @@
+//! Lists of interface 3: tables with a column for each field.
+
+use super::{Listing, field, namespace, program};
+use crate::commands::Format;
+use crate::modules::{CLIENT_FIELDS, Form};
+use crate::servers::Server;
+use mpsshim_model::device::DeviceInfo;
+use serde_json::{Value, json};
+
+/// A row of a list; the values are in the order of its columns.
+pub type ModuleRow = Vec<Value>;
+
+/// Columns of `device list`.
+const DEVICE_COLUMNS: &[&str] = &[
+    "ordinal",
+    "server",
+    "pci-id",
+    "uuid",
+    "name",
+    "total-sms",
+    "total-chunks",
+    "attributes",
+];
+
+impl Listing {
+    /// Prints rows with these columns.
+    pub fn of_module(columns: &'static [&'static str], rows: Vec<ModuleRow>, form: Form) -> String {
+        let listing = Listing {
+            table: String::new(),
+            columns,
+            rows,
+        };
+        match form.format {
+            Format::Table => listing.aligned(form.header),
+            Format::Csv => listing.csv(form.header),
+            Format::Json => listing.print(Format::Json),
+        }
+    }
+
+    /// Columns as wide as their longest cell. A cell without a value is `-`.
+    fn aligned(&self, header: bool) -> String {
+        let names = self.columns.iter().map(|name| name.to_uppercase());
+        let cells = |row: &ModuleRow| -> Vec<String> {
+            let texts = row.iter().map(field);
+            let filled = texts.map(|text| if text.is_empty() { "-".into() } else { text });
+            filled.collect()
+        };
+        let header = header.then(|| names.collect());
+        let lines: Vec<Vec<String>> = header
+            .into_iter()
+            .chain(self.rows.iter().map(cells))
+            .collect();
+        let width = |at: usize| lines.iter().map(|line| line[at].chars().count()).max();
+        let widths: Vec<usize> = (0..self.columns.len())
+            .map(|at| width(at).unwrap_or(0))
+            .collect();
+        let print = |line: &Vec<String>| {
+            let cells = line.iter().zip(&widths);
+            let cells: Vec<String> = cells
+                .map(|(cell, width)| format!("{cell:<width$}"))
+                .collect();
+            cells.join("  ").trim_end().to_owned()
+        };
+        let lines: Vec<String> = lines.iter().map(print).collect();
+        lines.join("\n")
+    }
+}
+
+/// `client list`: a row for each client and device of a server, which has this name.
+pub fn rows_of_clients(server: &Server, name: &str) -> Vec<ModuleRow> {
+    let mut rows = Vec::new();
+    for (_, client) in server.sessions() {
+        for device in &server.devices {
+            let row = CLIENT_FIELDS.iter().map(|field| match *field {
+                "pid" => json!(client.pid),
+                "server" => json!(name),
+                "device" => json!(device.uuid),
+                "pci-id" => json!(device.pci),
+                "linux-ns" => json!(namespace(client.pid).parse::<u64>().ok()),
+                _ => json!(program(client)),
+            });
+            rows.push(row.collect());
+        }
+    }
+    rows
+}
+
+/// `device list`: the devices of each list, which is a server's unless it has no name.
+pub fn rows_of_devices(lists: &[(Option<String>, &[DeviceInfo])], form: Form) -> String {
+    let row = |server: &Option<String>, ordinal: usize, device: &DeviceInfo| {
+        let attributes = device.is_exclusive();
+        let attributes = attributes.then(|| device.compute_mode.to_string());
+        vec![
+            json!(ordinal),
+            json!(server),
+            json!(device.pci),
+            json!(device.uuid),
+            json!(device.name),
+            json!(device.chunks.multiprocessors),
+            json!(device.chunks.count),
+            json!(attributes.unwrap_or_else(|| "N/A".to_owned())),
+        ]
+    };
+    let rows = lists.iter().flat_map(|(server, devices)| {
+        let devices = devices.iter().enumerate();
+        devices.map(move |(ordinal, device)| row(server, ordinal, device))
+    });
+    Listing::of_module(DEVICE_COLUMNS, rows.collect(), form)
+}
