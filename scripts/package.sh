@@ -45,7 +45,7 @@ install_into() {
     root=$1 etc=$2 zsh=$3
     install -d "$root/bin" "$root/lib/mpsshim" "$root/lib/systemd/system" "$root/share/man/man1" "$root/share/$zsh" \
         "$root/share/bash-completion/completions" "$root/share/fish/vendor_completions.d" \
-        "$root/share/doc/mpsshim/docs" "$root/share/mpsshim/slurm" "$etc/mpsshim" "$etc/logrotate.d"
+        "$root/share/mpsshim/slurm" "$etc/mpsshim" "$etc/logrotate.d"
     for program in mps-control mps-server mps-run mps-device-plugin; do
         install "$built/$program" "$root/bin"
         "$built/$program" --man | gzip -9n >"$root/share/man/man1/$program.1.gz"
@@ -58,9 +58,20 @@ install_into() {
     install packaging/slurm/* "$root/share/mpsshim/slurm"
     install -m 644 packaging/config.toml "$etc/mpsshim"
     install -m 644 packaging/logrotate/mpsshim "$etc/logrotate.d"
-    cp README.md SECURITY.md "$root/share/doc/mpsshim"
-    cp docs/*.md "$root/share/doc/mpsshim/docs"
+    install_documents "$root/share/doc/mpsshim"
     chmod -R u=rwX,go=rX "$root" "$etc"
+}
+
+# install_documents FOLDER: the documents, and what they link to, where their links lead: examples, the compose file, the
+# manifests for Kubernetes and the Grafana dashboard among them.
+install_documents() {
+    for path in README.md SECURITY.md ARCHITECTURE.md CONTRIBUTING.md CHANGELOG.md LICENSE-MIT LICENSE-APACHE docs examples \
+        packaging/containers packaging/grafana packaging/kubernetes benches/README.md tests/gpu/sweep.differences; do
+        install -d "$1/$(dirname "$path")"
+        cp -r "$path" "$1/$(dirname "$path")"
+    done
+    # The raw values behind the tables.
+    rm -f "$1"/docs/results/*.json
 }
 
 # debian_package CONTROL NAME: what is in $tree becomes a package.
@@ -85,6 +96,9 @@ install_into "$tree/usr" "$tree/etc" zsh/vendor-completions
 install -D -m 644 packaging/tmpfiles.d/mpsshim.conf "$tree/usr/lib/tmpfiles.d/mpsshim.conf"
 install -m 644 packaging/debian/copyright "$tree/usr/share/doc/mpsshim"
 cat LICENSE-MIT >>"$tree/usr/share/doc/mpsshim/copyright"
+# The documents link to them.
+install -d "$tree/usr/share/lintian/overrides"
+echo 'mpsshim: extra-license-file' >"$tree/usr/share/lintian/overrides/mpsshim"
 gzip -9nc CHANGELOG.md >"$tree/usr/share/doc/mpsshim/CHANGELOG.md.gz"
 {
     printf 'mpsshim (%s) unstable; urgency=medium\n\n  * CHANGELOG.md.gz says what is new.\n\n -- ' "$version"

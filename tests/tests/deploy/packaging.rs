@@ -6,8 +6,9 @@ use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::control_daemon::Done;
 use mpsshim_tests::symbols::{INTERPOSED, exported};
 use object::{Object, ObjectSection};
+use pulldown_cmark::{Event, Parser, Tag};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 use tempfile::TempDir;
@@ -102,6 +103,131 @@ fn the_driver_finds_the_server_s_locks() {
             "pthread_rwlock_wrlock",
         ];
         assert_eq!(locks, expected.map(str::to_owned).into());
+    }
+}
+
+/// The Markdown pages below a folder.
+fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).expect("documents") {
+        let path = entry.expect("entry").path();
+        if path.is_dir() {
+            pages(&path, found);
+        } else if path.extension().is_some_and(|ending| ending == "md") {
+            found.push(path);
+        }
+    }
+}
+
+#[test]
+fn links_of_the_documents_lead_to_files() {
+    if !packages() {
+        return;
+    }
+    let documents = UNPACKED.1.join("share/doc/mpsshim");
+    let mut found = Vec::new();
+    pages(&documents, &mut found);
+    assert!(found.len() > 50, "{}", found.len());
+    for page in found {
+        let text = fs::read_to_string(&page).expect("a page");
+        for event in Parser::new(&text) {
+            let (Event::Start(Tag::Link { dest_url, .. })
+            | Event::Start(Tag::Image { dest_url, .. })) = event
+            else {
+                continue;
+            };
+            let (file, _) = dest_url.split_once('#').unwrap_or((&dest_url, ""));
+            if file.is_empty() || file.contains(':') {
+                continue;
+            }
+            let leads = page.parent().expect("a folder").join(file);
+            assert!(leads.exists(), "{}: {file}", page.display());
+        }
+    }
+    for file in [
+        "packaging/grafana/mpsshim.json",
+        "packaging/containers/compose.yaml",
+        "packaging/kubernetes/kustomization.yaml",
+    ] {
+        assert!(documents.join(file).is_file(), "{file}");
+    }
+}
+
+/// A project with the release script, a version and a changelog.
+fn project(changelog: &str) -> TempDir {
+    let folder = TempDir::with_prefix("release-").expect("directory");
+    let at = |name: &str| folder.path().join(name);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    fs::create_dir(at("scripts")).expect("scripts");
+    for script in ["scripts/release.sh", "scripts/tools.sh"] {
+        fs::copy(root.join(script), at(script)).expect("a script");
+    }
+    let manifest = "[workspace.package]\nversion = \"1.2.3\"\n";
+    fs::write(at("Cargo.toml"), manifest).expect("Cargo.toml");
+    fs::write(at("CHANGELOG.md"), changelog).expect("CHANGELOG.md");
+    for arguments in [
+        &["init", "--quiet"][..],
+        &["add", "--all"],
+        &["commit", "--quiet", "--message", "First"],
+    ] {
+        git(&folder, arguments);
+    }
+    folder
+}
+
+fn git(folder: &TempDir, arguments: &[&str]) {
+    let mut command = Command::new("git");
+    command.current_dir(folder.path()).args([
+        "-c",
+        "user.name=Someone",
+        "-c",
+        "user.email=someone@example.com",
+    ]);
+    done(command.args(arguments));
+}
+
+fn release(folder: &TempDir, arguments: &[&str]) -> (i32, String) {
+    let script = folder.path().join("scripts/release.sh");
+    let output = Command::new(&script).args(arguments).output();
+    let result = Done::from(output.expect("release.sh"));
+    let said = result.err.replace(&format!("{}: ", script.display()), "");
+    (result.code, said.trim_end().to_owned())
+}
+
+#[test]
+fn a_release_that_does_not_fit_its_tag_is_refused() {
+    const SECTION: &str = "# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2026-01-01\n\n- New.\n";
+    let folder = project(SECTION);
+    let refused = |arguments: &[&str]| release(&folder, arguments);
+    let no_tag = "this commit has no tag: git tag v1.2.3, or scripts/release.sh v1.2.3";
+    assert_eq!(refused(&[]), (1, no_tag.to_owned()));
+    let other = "the version in Cargo.toml is 1.2.3: the tag is v1.2.3, not v1.2.4";
+    assert_eq!(refused(&["v1.2.4"]), (1, other.to_owned()));
+    let unknown = "unknown option --image; --help shows the usage";
+    assert_eq!(refused(&["--image"]), (2, unknown.to_owned()));
+    let two = "one tag is expected, not v1 and v2; --help shows the usage";
+    assert_eq!(refused(&["v1", "v2"]), (2, two.to_owned()));
+    fs::write(folder.path().join("new"), "").expect("a file");
+    assert_eq!(
+        refused(&["v1.2.3"]),
+        (1, "not committed:\n?? new".to_owned())
+    );
+    git(&folder, &["tag", "v1.2.3"]);
+    git(&folder, &["add", "--all"]);
+    git(&folder, &["commit", "--quiet", "--message", "Second"]);
+    let elsewhere = "tag v1.2.3 is another commit's: git checkout v1.2.3";
+    assert_eq!(refused(&["v1.2.3"]), (1, elsewhere.to_owned()));
+}
+
+#[test]
+fn a_release_without_a_section_in_the_changelog_is_refused() {
+    let said = "CHANGELOG.md has no section ## [1.2.3], or an empty one";
+    for changelog in [
+        "# Changelog\n\n## [Unreleased]\n\n- New.\n",
+        "# Changelog\n\n## [1.2.3]\n\n## [1.2.2]\n\n- Old.\n",
+        "# Changelog\n\n## [1.2.30]\n\n- Newer.\n",
+    ] {
+        let folder = project(changelog);
+        assert_eq!(release(&folder, &["v1.2.3"]), (1, said.to_owned()));
     }
 }
 

@@ -37,7 +37,7 @@ impl Extent {
         self as usize
     }
 
-    /// Number of multiprocessors, of so many in groups of `size`.
+    /// Number of multiprocessors, on a device with `total` of them in groups of `size`.
     fn multiprocessors(self, total: u32, size: u32) -> u32 {
         match self {
             Extent::Small => size,
@@ -104,7 +104,7 @@ impl Reserve {
         Some((green.clone(), green.take_kept(0)?))
     }
 
-    /// How much of the device a kernel with so many waves of blocks is to leave free.
+    /// How much of the device a kernel with this number of waves of blocks leaves free.
     #[inline]
     pub fn confines(&self, waves: f32) -> Option<Extent> {
         let extent = self.active()?;
@@ -116,7 +116,7 @@ impl Reserve {
     }
 }
 
-/// Whether a kernel that fills the device so often takes hardly longer on a part of it.
+/// Whether a kernel with this number of waves takes hardly longer on a part of the device.
 fn is_hardly_longer(waves: f32, part: f32) -> bool {
     let number = |waves: f32| (waves - 1e-3).ceil().max(1.0);
     number(waves / part) <= MOST_LONGER * number(waves)

@@ -10,11 +10,11 @@ use super::{Claim, Level, Use};
 use crate::engine::gpu::reserve::Extent;
 use std::collections::HashMap;
 
-/// The reserve stays if the operations of a client in flight end so many times as fast with it.
+/// The reserve stays if a client's operations end faster with it by this factor.
 const GAIN: f32 = 1.6;
-/// It ends if they do not end so many times as fast any more.
+/// It ends if the factor falls below this one.
 const STILL_GAIN: f32 = 1.3;
-/// A gain of so many times is believed sooner.
+/// A factor that is believed sooner.
 const GREAT_GAIN: f32 = 6.0;
 /// Time with operations in flight that a client's rate is averaged over, and after which it is known, in seconds: longer
 /// than a training step, whose kernels hold others up for times that differ.
@@ -59,7 +59,7 @@ impl Rate {
         self.time = self.time * stays + time;
     }
 
-    /// Operations for each second; `None` if that is not known after so many seconds.
+    /// Operations for each second; `None` until they have been counted for `enough` seconds.
     fn get(&self, enough: f32) -> Option<f32> {
         (self.time >= enough).then(|| self.ended / self.time)
     }
@@ -99,15 +99,15 @@ enum State {
     /// Not active.
     #[default]
     Off,
-    /// Active for so many seconds, to find out whether it is useful.
+    /// Active for `time` seconds, to find out whether it is useful.
     Tried { extent: Extent, time: f32 },
-    /// Active for so many seconds, useful so many seconds ago.
+    /// Active for `since` seconds, last useful `useful` seconds ago.
     On {
         extent: Extent,
         since: f32,
         useful: f32,
     },
-    /// Not active for so many seconds, to find out whether it still is useful.
+    /// Not active for `time` seconds, to find out whether it still is useful.
     Checked { extent: Extent, time: f32 },
 }
 
@@ -218,7 +218,7 @@ impl Decision {
         }
     }
 
-    /// Whether the operations of any client end so many times as fast.
+    /// Whether the operations of any client end faster by this factor.
     fn gain(&self, times: f32) -> bool {
         self.clients.values().any(|one| one.gains(times))
     }
@@ -252,7 +252,7 @@ impl Decision {
         }
     }
 
-    /// Decides whether it stays active after a trial of so many seconds.
+    /// Decides whether it stays active after a trial of `time` seconds.
     fn judge(&mut self, extent: Extent, time: f32) -> State {
         if self.gain(GAIN) {
             self.check = match self.gain(GREAT_GAIN) {
@@ -270,7 +270,7 @@ impl Decision {
         }
     }
 
-    /// Decides whether it stays active after so many seconds, having been useful so many seconds ago.
+    /// Decides whether it stays active after `since` seconds, last useful `useful` seconds ago.
     fn go_on(&mut self, extent: Extent, since: f32, useful: f32, needed: bool) -> State {
         if self.others.loses() || useful > LATELY && needed {
             return self.fail();
@@ -310,7 +310,7 @@ impl Decision {
         State::Off
     }
 
-    /// Decides whether it becomes active again after so many seconds without it.
+    /// Decides whether it becomes active again after `time` seconds without it.
     fn check(&mut self, extent: Extent, time: f32) -> State {
         if self.gain(GAIN) {
             self.check = (2.0 * self.check).clamp(CHECKED.0, CHECKED.1);
@@ -329,12 +329,12 @@ mod tests {
 
     const STEP: f32 = 0.002;
 
-    /// A client with requests whose operations end at one of two rates, beside one that fills the device.
+    /// A client with requests whose operations end at one of two rates, and a client that fills the device.
     struct Pair {
         decision: Decision,
         /// Operations for each second without the reserve and with it.
         rates: (f32, f32),
-        /// The smallest reserve that takes effect, and after so many seconds.
+        /// The smallest reserve that takes effect, and its delay in seconds.
         takes: (Extent, f32),
         /// Operations of a request, and seconds from one to the next.
         requests: (f32, f32),
@@ -344,7 +344,7 @@ mod tests {
         active_for: f32,
         /// Seconds until the next request.
         next: f32,
-        /// Operations in flight, and the part of one that has ended.
+        /// Operations in flight, and the ended part of the first.
         left: f32,
         part: f32,
     }

@@ -62,7 +62,7 @@ pub fn note_fill(session: &mut Session, index: usize, fill: f32) {
     }
 }
 
-/// The part of the device that kernels with so many waves of blocks, in the stream at this index, are to leave free.
+/// The part of the device that kernels with this number of waves of blocks leave free in the stream at this index.
 #[inline]
 pub fn confinement(session: &Session, gpu: &Gpu, index: usize, waves: f32) -> Option<Extent> {
     let stream = session.objects.streams.at(index).ok()?;
