@@ -60,8 +60,16 @@ pub struct Reserve {
 #[derive(Debug)]
 struct Confines {
     green: GreenRef,
+    /// Multiprocessors that it lacks, and those of the device.
+    free: u32,
+    total: u32,
+}
+
+impl Confines {
     /// Part of the device's multiprocessors that it has.
-    part: f32,
+    fn part(&self) -> f32 {
+        1.0 - self.free as f32 / self.total as f32
+    }
 }
 
 impl Reserve {
@@ -94,6 +102,12 @@ impl Reserve {
         self.active.swap(number, Ordering::Relaxed) != number
     }
 
+    /// Number of multiprocessors of an extent, and of the device; `None` if the reserve cannot be active.
+    pub fn multiprocessors(&self, extent: Extent) -> Option<(u32, u32)> {
+        let confines = self.of(extent)?;
+        Some((confines.free, confines.total))
+    }
+
     fn of(&self, extent: Extent) -> Option<&Confines> {
         Some(&self.made.get()?.as_ref()?[extent.index()])
     }
@@ -109,7 +123,7 @@ impl Reserve {
     pub fn confines(&self, waves: f32) -> Option<Extent> {
         let extent = self.active()?;
         let suits = match extent {
-            Extent::Small => is_hardly_longer(waves, self.of(extent)?.part),
+            Extent::Small => is_hardly_longer(waves, self.of(extent)?.part()),
             Extent::Large => true,
         };
         suits.then_some(extent)
@@ -138,8 +152,9 @@ impl Device {
                     let stream = green.take_new(driver)?;
                     green.end_stream(driver, 0, stream);
                 }
-                let part = place.count as f32 / chunks.multiprocessors as f32;
-                Ok::<Confines, CUresult>(Confines { green, part })
+                let total = chunks.multiprocessors;
+                let free = total - place.count;
+                Ok::<Confines, CUresult>(Confines { green, free, total })
             };
             Ok(Some([confine(Extent::Small)?, confine(Extent::Large)?]))
         });

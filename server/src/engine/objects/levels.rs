@@ -247,6 +247,11 @@ impl Levels {
         self.reserve.note(time.as_secs_f32(), &members, ready)
     }
 
+    /// The reserve that proved useful, or none, if that has changed since the previous call.
+    pub fn news_of_reserve(&mut self) -> Option<Option<Extent>> {
+        self.reserve.news()
+    }
+
     /// Whether a client has had kernels in flight lately.
     pub fn is_active(&self, session: u64) -> bool {
         self.clients

@@ -51,8 +51,19 @@ impl Shared {
             let here = here.filter(|(one, _)| one.side() == Side::MAIN);
             let here: Vec<Claim> = here.map(|(_, claim)| *claim).collect();
             let keeps = levels.keeps_reserve(over, &here, || self.has_reserve(ordinal));
-            if self.gpu.devices[ordinal].reserve.set_active(keeps) {
+            let reserve = &self.gpu.devices[ordinal].reserve;
+            if reserve.set_active(keeps) {
                 tracing::debug!(device, extent = ?keeps, "reserve for short kernels");
+            }
+            match levels.news_of_reserve() {
+                Some(Some(extent)) => {
+                    let (free, total) = reserve.multiprocessors(extent).unwrap_or_default();
+                    tracing::info!(
+                        "Device {device}: long work leaves {free} of {total} multiprocessors free for short kernels"
+                    );
+                }
+                Some(None) => tracing::info!("Device {device}: all work uses all multiprocessors"),
+                None => {}
             }
             for (session, given) in ranked.iter().zip(given) {
                 let level = match sessions.len() {

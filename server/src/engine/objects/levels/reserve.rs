@@ -123,6 +123,8 @@ pub struct Decision {
     clients: HashMap<u64, Rates>,
     /// Rates of all clients that fill the device, together.
     others: Rates,
+    /// The reserve that [`Decision::news`] has told.
+    told: Option<Extent>,
 }
 
 /// A client of the device's main context, at an assignment of levels.
@@ -186,6 +188,15 @@ impl Decision {
             State::Checked { extent, time } => self.check(extent, time + over),
         };
         self.active()
+    }
+
+    /// The reserve that proved useful, or none, if that has changed since the previous call.
+    pub fn news(&mut self) -> Option<Option<Extent>> {
+        let now = match self.state {
+            State::On { extent, .. } | State::Checked { extent, .. } => Some(extent),
+            State::Off | State::Tried { .. } => None,
+        };
+        (std::mem::replace(&mut self.told, now) != now).then_some(now)
     }
 
     fn count(&mut self, over: f32, members: &[Member]) {
@@ -471,7 +482,9 @@ mod tests {
         pair.long = (10, 8);
         pair.run(3.0, true);
         assert_eq!(pair.extent, Some(Extent::Large));
+        assert_eq!(pair.decision.news(), Some(Some(Extent::Large)));
         assert!(pair.run(60.0, true) > 0.95);
+        assert_eq!(pair.decision.news(), None);
         pair.long.1 = 5;
         pair.run(60.0, true);
         let part = pair.run(60.0, true);
