@@ -6,15 +6,16 @@
 
 use crate::engine::base::pinned::is_affordable;
 use crate::engine::gpu::managed_image;
-use crate::engine::gpu::system_scope::SystemScope;
+use crate::engine::gpu::system_scope::{SystemScope, arch_of};
 use mpsshim_proto::message::{FUNCTION_PRINTS, FUNCTION_SYSTEM_SCOPE};
 use object::read::elf::{ElfFile64, FileHeader};
 use object::{
-    Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SymbolIndex, SymbolKind,
+    Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionKind, SymbolIndex,
+    SymbolKind,
 };
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// The largest code that is analyzed, bytes.
 const MAX_CODE: u64 = 1 << 30;
@@ -199,28 +200,31 @@ pub fn is_constant(name: &str, size: u64) -> bool {
     begins(&LITERALS) || begins(&TABLES) || is_empty()
 }
 
-/// Symbols whose addresses the code or data of a cubin contains. The driver chooses the addresses of variables when it
-/// loads a cubin, so code that uses a variable has a relocation.
+/// Symbols whose addresses the code or data of a cubin uses. The driver chooses the addresses of variables when it loads a
+/// cubin, so each use has a relocation, in the code or in a constant bank that the code reads.
 enum Used {
     All,
     Some(HashSet<SymbolIndex>),
 }
 
+/// The constant bank with the addresses of all variables, whether code uses them or not: 8 bytes for each.
+const ADDRESSES: &[u8] = b".nv.constant4";
+
 impl Used {
     /// Those of all relocations but the debugger's; `None` beyond the budget.
     fn of(file: &ElfFile64<'_, Endianness>, budget: &mut Budget) -> Option<Used> {
-        let mut found = HashSet::new();
+        let (mut found, mut bank) = (HashSet::new(), Vec::new());
         for section in file.sections() {
             let name = section.name_bytes().unwrap_or_default();
             budget.spend(name.len() as u64)?;
             // Another encoding of the same code, with relocations of its own.
-            if name.starts_with(b".nv.merc") {
+            if name.starts_with(b".nv.merc") || name.starts_with(b".nv.capmerc") {
                 return Some(Used::All);
             }
             if name.starts_with(b".debug") {
                 continue;
             }
-            for (_, relocation) in section.relocations() {
+            for (offset, relocation) in section.relocations() {
                 budget.spend(RELOCATION)?;
                 let RelocationTarget::Symbol(index) = relocation.target() else {
                     return Some(Used::All);
@@ -228,8 +232,19 @@ impl Used {
                 if file.symbol_by_index(index).ok()?.kind() == SymbolKind::Section {
                     return Some(Used::All);
                 }
-                found.insert(index);
+                match name == ADDRESSES {
+                    true => bank.push((offset, index)),
+                    false => drop(found.insert(index)),
+                }
             }
+        }
+        if !bank.is_empty() {
+            let Some(read) = reads_of_addresses(file, budget)? else {
+                return Some(Used::All);
+            };
+            let is_read = |offset: u64| read.range(offset.saturating_sub(15)..offset + 8).next();
+            let used = bank.iter().filter(|(at, _)| is_read(*at).is_some());
+            found.extend(used.map(|(_, index)| *index));
         }
         Some(Used::Some(found))
     }
@@ -240,6 +255,52 @@ impl Used {
             Used::Some(found) => found.contains(&symbol),
         }
     }
+}
+
+/// The offsets at which the code of a cubin reads the bank of [`ADDRESSES`], up to 16 bytes each. `Some(None)`: any, or code
+/// whose encoding is unknown. `None` beyond the budget.
+///
+/// NVIDIA does not document the encoding. In the code that ptxas 13.0 makes for compute capabilities 7.5 to 9.0, an operand
+/// in a constant bank has its number in bits 54 to 58 and its offset in bits 38 to 53 of an instruction's first half; `LDC`
+/// and `ULDC` add a register, in bits 24 to 31. Other instructions with these bits, such as immediate operands, count as
+/// reads.
+fn reads_of_addresses(
+    file: &ElfFile64<'_, Endianness>,
+    budget: &mut Budget,
+) -> Option<Option<BTreeSet<u64>>> {
+    const BANK: u64 = 4;
+    const LDC: (u64, &[u64]) = (0xb82, &[0xff]);
+    const ULDC: (u64, &[u64]) = (0xab9, &[0, 0x3f, 0xff]);
+    if arch_of(file).is_none_or(|arch| !(75..=90).contains(&arch)) {
+        return Some(None);
+    }
+    let mut found = BTreeSet::new();
+    for section in file.sections() {
+        let name = section.name_bytes().unwrap_or_default();
+        if section.kind() != SectionKind::Text && !name.starts_with(b".text") {
+            continue;
+        }
+        let Ok(code) = section.data() else {
+            return Some(None);
+        };
+        work::count(code.len());
+        budget.spend(code.len() as u64)?;
+        for instruction in code.as_chunks::<16>().0 {
+            let mut first = [0; 8];
+            first.copy_from_slice(&instruction[..8]);
+            let first = u64::from_le_bytes(first);
+            if first >> 54 & 0x1f != BANK {
+                continue;
+            }
+            let (opcode, register) = (first & 0xfff, first >> 24 & 0xff);
+            let adds = |(of, none): (u64, &[u64])| opcode == of && !none.contains(&register);
+            if adds(LDC) || adds(ULDC) {
+                return Some(None);
+            }
+            found.insert(first >> 38 & 0xffff);
+        }
+    }
+    Some(Some(found))
 }
 
 /// Whether no kernel of a cubin can change state of the cubin that another kernel sees.
@@ -692,6 +753,8 @@ mod tests {
         for (name, code) in [
             fixture!("unreferenced.sm_75.cubin"),
             fixture!("unreferenced.sm_90.cubin"),
+            fixture!("unused.sm_75.cubin"),
+            fixture!("unused.sm_90.cubin"),
         ] {
             assert!(keeps_nothing(code, 90), "{name}");
         }

@@ -102,7 +102,7 @@ const OLDER_ABI: u8 = 0x33;
 const KERNEL: u8 = 0x10;
 
 /// The compute capability, `10 * major + minor`, that a cubin is for.
-fn arch_of(file: &ElfFile64<'_, Endianness>) -> Option<u32> {
+pub fn arch_of(file: &ElfFile64<'_, Endianness>) -> Option<u32> {
     let (header, endian) = (file.elf_header(), file.endian());
     if header.e_machine(endian) != EM_CUDA {
         return None;
