@@ -124,6 +124,8 @@ fn namespaces_of_a_server_have_limits_of_their_own() {
     assert_eq!(more, (256, full.1 / 4));
     let less = seen(&folder(&place, "a/train"), &asks("0=128M", "25"));
     assert_eq!(less.1, full.1 / 4);
+    let direct = seen(&folder(&place, "a/train"), &[("MPSSHIM_MODE", "direct")]);
+    assert_eq!(direct.0, 1024);
 
     let clients = ["a", "a/train", "a/eval"].map(|name| attached(&place, name));
     let ids: Vec<String> = ["a/default", "a/train", "a/eval"]
