@@ -579,7 +579,12 @@ impl From<&ClientInfo> for ToDaemon {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsshim_proto::handshake::{MAGIC_CLIENT, PROTOCOL_VERSION};
+    use crate::user_memory::MOST_LIMITS;
+    use mpsshim_model::limits::Percentage;
+    use mpsshim_model::named::{LONGEST_NAME, MOST_NAMESPACES, Named, NamespaceLimits};
+    use mpsshim_model::policy::{MOST_USERS, Scheduling};
+    use mpsshim_proto::handshake::{MAGIC_CLIENT, MAX_DEVICES, PROTOCOL_VERSION};
+    use std::collections::BTreeMap;
     use zerocopy::FromZeros;
 
     fn links() -> (Link, Link) {
@@ -632,6 +637,43 @@ mod tests {
             seqpacket::receive(theirs.as_fd(), &mut buffer).expect("receive"),
             7
         );
+    }
+
+    #[test]
+    fn the_most_limits_fit_into_a_packet() {
+        let devices: BTreeMap<usize, u64> = (0..MAX_DEVICES).map(|at| (at, 1 << 39)).collect();
+        let named = Named {
+            name: "n".repeat(LONGEST_NAME),
+            devices: None,
+            namespaces: (0..MOST_NAMESPACES)
+                .map(|number| {
+                    let own = NamespaceLimits {
+                        threads: Percentage::from_hundredths(3333),
+                        priority: Some(1),
+                        memory: devices.clone(),
+                    };
+                    (format!("{number:x>LONGEST_NAME$}"), own)
+                })
+                .collect(),
+        };
+        let mut limits = Limits {
+            memory: devices,
+            named: Some(Box::new(named)),
+            ..Limits::default()
+        };
+        for user in 0..MOST_LIMITS as u32 {
+            let own = [(MAX_DEVICES - 1, 1 << 39)].into();
+            limits.user_memory.insert(u32::MAX - 1 - user, own);
+        }
+        for user in 0..MOST_USERS as u32 {
+            let user = u32::MAX - 1 - user;
+            limits.scheduling.users.insert(user, Scheduling::Fifo);
+        }
+        let bytes = serde_json::to_vec(&ToServer::Limits(limits)).expect("JSON");
+        assert!(bytes.len() < PACKET_LIMIT, "{} bytes", bytes.len());
+        let (daemon, server) = links();
+        seqpacket::send(daemon.as_fd(), &bytes, None).expect("room");
+        assert!(matches!(server.next_order(), Ok(Some(Order::Limits(_)))));
     }
 
     #[test]
