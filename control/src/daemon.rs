@@ -9,7 +9,7 @@ use super::defaults::{Defaults, setting_of};
 use super::devices::Devices;
 use super::directory::{DirectoryError, PipeDirectory};
 use super::greeting::{self, Greeting};
-use super::servers::{NamedId, Server, Servers};
+use super::servers::{Entrance, Server, Servers};
 use super::spawn::Launcher;
 use super::usage::Question;
 use super::wire::{self, Answer};
@@ -122,8 +122,8 @@ struct Peer {
     asked: Vec<String>,
     /// Its current command is a repetition: neither the command nor the answer is logged.
     repeats: bool,
-    /// Came by the socket of this named server.
-    gate: Option<NamedId>,
+    /// Came by this socket of a named server.
+    gate: Option<Entrance>,
 }
 
 impl Peer {
@@ -179,8 +179,8 @@ struct Quit {
 enum Door {
     Control,
     Privileged,
-    /// Of a named server.
-    Gate(NamedId),
+    /// Of a named server or a namespace.
+    Gate(Entrance),
 }
 
 #[derive(Clone, Copy)]
@@ -676,6 +676,7 @@ impl Daemon {
                         connection,
                         hello: *hello,
                         who,
+                        namespace: None,
                     };
                     self.servers.arrive(arrival, gate);
                 }

@@ -19,9 +19,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use zerocopy::{FromBytes, IntoBytes};
 
 /// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
-pub const LINK_VERSION: u32 = 17;
-/// Longest packet, bytes.
-pub(crate) const PACKET_LIMIT: usize = 64 * 1024;
+pub const LINK_VERSION: u32 = 18;
+/// Longest packet, bytes: limits of as many namespaces and users as there may be, on all devices.
+pub(crate) const PACKET_LIMIT: usize = 112 * 1024;
 
 /// Maximum number of suspects reported for one fault.
 pub const MOST_SUSPECTS: usize = 128;
@@ -50,6 +50,8 @@ pub enum ToServer {
         uid: u32,
         /// Group id.
         gid: u32,
+        /// Its namespace; `None`: the server's own limits apply.
+        namespace: Option<String>,
     },
     /// End when the last client has gone; at once with `force`.
     Shutdown {
@@ -153,6 +155,8 @@ pub enum ToDaemon {
         uid: u32,
         /// Name of the static partition that it has.
         partition: Option<String>,
+        /// Its namespace.
+        namespace: Option<String>,
     },
     /// A client that was handed over was refused.
     Refused {
@@ -287,6 +291,8 @@ pub struct Arrival {
     pub hello: ClientHello,
     /// Its credentials.
     pub who: Credentials,
+    /// The namespace of a named server by whose socket it came.
+    pub namespace: Option<String>,
 }
 
 /// An order as the server receives it.
@@ -403,6 +409,7 @@ impl Link {
             pid,
             uid,
             gid,
+            namespace: client.namespace.clone(),
         };
         self.send(&order, Some(client.connection.as_fd()))
     }
@@ -522,6 +529,7 @@ impl Link {
                     pid,
                     uid,
                     gid,
+                    namespace,
                 },
                 descriptor,
             )) => {
@@ -535,6 +543,7 @@ impl Link {
                     connection,
                     hello,
                     who,
+                    namespace,
                 }))))
             }
         }
@@ -562,6 +571,7 @@ impl From<&ClientInfo> for ToDaemon {
             pid: client.pid,
             uid: client.uid,
             partition: client.partition.clone(),
+            namespace: client.namespace.clone(),
         }
     }
 }
@@ -569,7 +579,12 @@ impl From<&ClientInfo> for ToDaemon {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use mpsshim_proto::handshake::{MAGIC_CLIENT, PROTOCOL_VERSION};
+    use crate::user_memory::MOST_LIMITS;
+    use mpsshim_model::limits::Percentage;
+    use mpsshim_model::named::{LONGEST_NAME, MOST_NAMESPACES, Named, NamespaceLimits};
+    use mpsshim_model::policy::{MOST_USERS, Scheduling};
+    use mpsshim_proto::handshake::{MAGIC_CLIENT, MAX_DEVICES, PROTOCOL_VERSION};
+    use std::collections::BTreeMap;
     use zerocopy::FromZeros;
 
     fn links() -> (Link, Link) {
@@ -604,6 +619,7 @@ mod tests {
                 connection: Stranger::new(ours, who.uid),
                 hello: hello(),
                 who,
+                namespace: Some("train".into()),
             })
             .expect("hand over");
         let Some(Order::NewClient(arrived)) = server.next_order().expect("order") else {
@@ -614,12 +630,50 @@ mod tests {
             (arrived.who.pid, arrived.who.uid, arrived.who.gid),
             (12, 34, 56)
         );
+        assert_eq!(arrived.namespace.as_deref(), Some("train"));
         seqpacket::send(arrived.connection.as_fd(), b"welcome", None).expect("send");
         let mut buffer = [0; 16];
         assert_eq!(
             seqpacket::receive(theirs.as_fd(), &mut buffer).expect("receive"),
             7
         );
+    }
+
+    #[test]
+    fn the_most_limits_fit_into_a_packet() {
+        let devices: BTreeMap<usize, u64> = (0..MAX_DEVICES).map(|at| (at, 1 << 39)).collect();
+        let named = Named {
+            name: "n".repeat(LONGEST_NAME),
+            devices: None,
+            namespaces: (0..MOST_NAMESPACES)
+                .map(|number| {
+                    let own = NamespaceLimits {
+                        threads: Percentage::from_hundredths(3333),
+                        priority: Some(1),
+                        memory: devices.clone(),
+                    };
+                    (format!("{number:x>LONGEST_NAME$}"), own)
+                })
+                .collect(),
+        };
+        let mut limits = Limits {
+            memory: devices,
+            named: Some(Box::new(named)),
+            ..Limits::default()
+        };
+        for user in 0..MOST_LIMITS as u32 {
+            let own = [(MAX_DEVICES - 1, 1 << 39)].into();
+            limits.user_memory.insert(u32::MAX - 1 - user, own);
+        }
+        for user in 0..MOST_USERS as u32 {
+            let user = u32::MAX - 1 - user;
+            limits.scheduling.users.insert(user, Scheduling::Fifo);
+        }
+        let bytes = serde_json::to_vec(&ToServer::Limits(limits)).expect("JSON");
+        assert!(bytes.len() < PACKET_LIMIT, "{} bytes", bytes.len());
+        let (daemon, server) = links();
+        seqpacket::send(daemon.as_fd(), &bytes, None).expect("room");
+        assert!(matches!(server.next_order(), Ok(Some(Order::Limits(_)))));
     }
 
     #[test]
@@ -658,6 +712,7 @@ mod tests {
                 pid: 5,
                 uid: 6,
                 partition: Some("GPU-0/1".into()),
+                namespace: Some("train".into()),
             },
             ToDaemon::Refused {
                 pid: 5,
@@ -723,6 +778,7 @@ mod tests {
             pid: 1,
             uid: 2,
             gid: 3,
+            namespace: None,
         };
         daemon.send(&bare, None).expect("send");
         assert!(matches!(
@@ -734,6 +790,7 @@ mod tests {
             pid: 1,
             uid: 2,
             gid: 3,
+            namespace: None,
         };
         daemon.send(&short, Some(daemon.as_fd())).expect("send");
         assert!(matches!(

@@ -71,6 +71,25 @@ const LIMITS: &[ModuleOption] = &[
     },
 ];
 
+const NAMESPACE_LIMITS: &[ModuleOption] = &[
+    ModuleOption {
+        name: "--pinned-memory-limit",
+        value: Some("AMOUNT|DEVICE=AMOUNT,...|none"),
+        meaning: "device memory that each client may hold, at most the server's limit, which applies to other devices and with \
+                  none; replaces the earlier limits",
+    },
+    ModuleOption {
+        name: "--active-thread-percentage",
+        value: Some("PERCENTAGE"),
+        meaning: "percentage of a device's multiprocessors that clients may use, at most the server's; 100: the server's",
+    },
+    ModuleOption {
+        name: "--client-priority",
+        value: Some("PRIORITY"),
+        meaning: "1 below normal; 0: the server's",
+    },
+];
+
 /// Every module.
 pub const MODULES: &[Module] = &[
     Module {
@@ -131,6 +150,52 @@ pub const MODULES: &[Module] = &[
         ],
     },
     Module {
+        name: "namespace",
+        meaning: "groups of clients of a server, with limits of their own",
+        verbs: &[
+            Verb {
+                name: "create",
+                arguments: &["SERVER/NAME"],
+                options: NAMESPACE_LIMITS,
+                meaning: "create a namespace for the clients whose pipe directory is its folder SERVER/NAME in the daemon's",
+                acts: true,
+            },
+            Verb {
+                name: "delete",
+                arguments: &["SERVER/NAME"],
+                options: &[ModuleOption {
+                    name: "--force",
+                    value: None,
+                    meaning: "end its clients; without this option a namespace with clients is not deleted",
+                }],
+                meaning: "delete a namespace that was created",
+                acts: true,
+            },
+            Verb {
+                name: "set",
+                arguments: &["SERVER/NAME"],
+                options: NAMESPACE_LIMITS,
+                meaning: "set limits of a namespace, for clients that connect from now on",
+                acts: true,
+            },
+            Verb {
+                name: "list",
+                arguments: &["[SERVER]"],
+                options: &[FORMAT],
+                meaning: "list the namespaces of all servers that were created, or of one",
+                acts: false,
+            },
+            Verb {
+                name: "get",
+                arguments: &["SERVER/NAME", "FIELD"],
+                options: &[],
+                meaning: "print a field of a namespace: name, server, pipe-directory, pinned-memory-limit, \
+                          active-thread-percentage, client-priority or context-ids",
+                acts: false,
+            },
+        ],
+    },
+    Module {
         name: "client",
         meaning: "programs that share a device",
         verbs: &[
@@ -157,7 +222,7 @@ pub const MODULES: &[Module] = &[
                 name: "get",
                 arguments: &["PID", "FIELD"],
                 options: &[],
-                meaning: "print a field of a client: pid, server, device, pci-id, linux-ns or cmd; a line for each device if the \
+                meaning: "print a field of a client: pid, server, device, pci-id, linux-ns, maws-ns or cmd; a line for each device if the \
                           devices differ in it",
                 acts: false,
             },
@@ -199,7 +264,19 @@ pub const SERVER_FIELDS: &[&str] = &[
 /// Number of columns of `server list`.
 pub const SERVER_COLUMNS: usize = 7;
 /// Fields of a client, all of which are columns of the list.
-pub const CLIENT_FIELDS: &[&str] = &["pid", "server", "device", "pci-id", "linux-ns", "cmd"];
+pub const CLIENT_FIELDS: &[&str] = &[
+    "pid", "server", "device", "pci-id", "linux-ns", "maws-ns", "cmd",
+];
+/// Fields of a namespace, all of which are columns of the list.
+pub const NAMESPACE_FIELDS: &[&str] = &[
+    "name",
+    "server",
+    "pipe-directory",
+    "pinned-memory-limit",
+    "active-thread-percentage",
+    "client-priority",
+    "context-ids",
+];
 
 /// The form of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -241,6 +318,15 @@ pub struct SetLimits {
     pub priority: Option<u32>,
 }
 
+/// A namespace as an operator names it: `SERVER/NAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamespaceName {
+    /// Name of its server.
+    pub server: String,
+    /// Its own name.
+    pub name: String,
+}
+
 /// A parsed command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -268,6 +354,21 @@ pub enum Command {
     ServerList(Option<String>, Form),
     /// `server get NAME FIELD`
     ServerGet(String, &'static str),
+    /// `namespace create SERVER/NAME [OPTIONS]`
+    NamespaceCreate(NamespaceName, SetLimits),
+    /// `namespace delete SERVER/NAME [--force]`
+    NamespaceDelete {
+        /// Its name.
+        name: NamespaceName,
+        /// End its clients.
+        force: bool,
+    },
+    /// `namespace set SERVER/NAME OPTIONS`
+    NamespaceSet(NamespaceName, SetLimits),
+    /// `namespace list [SERVER]`
+    NamespaceList(Option<String>, Form),
+    /// `namespace get SERVER/NAME FIELD`
+    NamespaceGet(NamespaceName, &'static str),
     /// `client list [--server=NAME] [--all]`
     ClientList(Option<String>, Form),
     /// `client get PID FIELD`
@@ -536,6 +637,18 @@ impl<'a> Words<'a> {
         })
     }
 
+    fn namespace(&self, at: usize) -> Result<NamespaceName, ModuleError> {
+        let text = self.argument(at);
+        let parts = text.split_once('/');
+        let (server, name) = parts.ok_or_else(|| {
+            self.wrong(format!("\"{text}\" is not SERVER/NAME, such as train/eval"))
+        })?;
+        Ok(NamespaceName {
+            server: server.to_owned(),
+            name: name.to_owned(),
+        })
+    }
+
     fn user(&self) -> Result<Option<u32>, ModuleError> {
         let Some(text) = self.option("--uid") else {
             return Ok(None);
@@ -612,6 +725,18 @@ impl<'a> Words<'a> {
             ("server", "set") => Command::ServerSet(text(0), self.limits()?),
             ("server", "list") => Command::ServerList(self.optional(0), self.form()?),
             ("server", _) => Command::ServerGet(text(0), self.field(1, SERVER_FIELDS)?),
+            ("namespace", "create") => {
+                Command::NamespaceCreate(self.namespace(0)?, self.optional_limits()?)
+            }
+            ("namespace", "delete") => Command::NamespaceDelete {
+                name: self.namespace(0)?,
+                force: self.option("--force").is_some(),
+            },
+            ("namespace", "set") => Command::NamespaceSet(self.namespace(0)?, self.limits()?),
+            ("namespace", "list") => Command::NamespaceList(self.optional(0), self.form()?),
+            ("namespace", _) => {
+                Command::NamespaceGet(self.namespace(0)?, self.field(1, NAMESPACE_FIELDS)?)
+            }
             ("client", "list") => {
                 let server = self.option("--server").map(str::to_owned);
                 if server.is_some() && self.option("--all").is_some() {
@@ -726,6 +851,20 @@ mod tests {
                 },
             ),
             (
+                "namespace create a/b --active-thread-percentage=50%",
+                Command::NamespaceCreate(
+                    NamespaceName {
+                        server: "a".into(),
+                        name: "b".into(),
+                    },
+                    SetLimits {
+                        threads: "50".parse().ok(),
+                        ..SetLimits::default()
+                    },
+                ),
+            ),
+            ("namespace list a", Command::NamespaceList(name("a"), table)),
+            (
                 "server set a --pinned-memory-limit=0=1G,GPU-a=512M --client-priority=1",
                 Command::ServerSet(
                     "a".into(),
@@ -781,8 +920,13 @@ mod tests {
             ),
             (
                 "client get 7 cmdd",
-                "client get: unknown field \"cmdd\"; did you mean cmd?; fields: pid, server, device, pci-id, linux-ns, cmd; \
+                "client get: unknown field \"cmdd\"; did you mean cmd?; fields: pid, server, device, pci-id, linux-ns, maws-ns, cmd; \
                  usage: client get PID FIELD"
+                    .to_owned(),
+            ),
+            (
+                "namespace delete b",
+                "namespace delete: \"b\" is not SERVER/NAME, such as train/eval; usage: namespace delete SERVER/NAME [--force]"
                     .to_owned(),
             ),
             (

@@ -9,6 +9,7 @@ mod limits;
 mod moves;
 mod named;
 mod names;
+mod namespaces;
 mod orphans;
 mod partitions;
 mod quarantine;
@@ -35,6 +36,7 @@ use mpsshim_api::cuda::{
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_proto::handshake::{MAGIC_REFUSAL, WAIT_NOTICE};
 pub use named::{Definition, NamedId, OwnLimits, Wanted, not_found};
+pub use namespaces::{Entrance, Path as NamespacePath};
 use quarantine::{Coming, MOST_APART};
 pub use server::{Client, Server, State};
 use standby::{Predecessor, Restart};
@@ -135,6 +137,7 @@ pub struct Servers {
     defaults: Defaults,
     named: Vec<Definition>,
     last_named: NamedId,
+    last_space: u32,
     running: Vec<Server>,
     waiting: Vec<Waiting>,
     readers: Readers,
@@ -167,6 +170,7 @@ impl Servers {
             defaults,
             named: Vec::new(),
             last_named: 0,
+            last_space: 0,
             running: Vec::new(),
             waiting: Vec::new(),
             readers: Readers::new()?,
@@ -208,7 +212,7 @@ impl Servers {
     }
 
     /// A client has said hello, at the socket of a named server or at that of all users' servers.
-    pub fn arrive(&mut self, client: Arrival, gate: Option<NamedId>) {
+    pub fn arrive(&mut self, mut client: Arrival, gate: Option<Entrance>) {
         let (pid, uid) = (client.who.pid, client.who.uid);
         if self.closing {
             return refuse(
@@ -221,9 +225,12 @@ impl Servers {
             let reason = "this daemon does not run as root and serves its own user only";
             return refuse(&client, CUDA_ERROR_MPS_SERVER_NOT_READY, reason);
         }
-        let owner = match gate.map(|id| self.owner_at_gate(id, uid)) {
+        let owner = match gate.map(|gate| self.owner_at_gate(gate, uid)) {
             None => self.launcher.owner(uid, Some(client.who.gid)),
-            Some(Ok(owner)) => owner,
+            Some(Ok((owner, namespace))) => {
+                client.namespace = namespace;
+                owner
+            }
             Some(Err(why)) => return refuse(&client, CUDA_ERROR_MPS_SERVER_NOT_READY, &why),
         };
         let number = self.next_number;
@@ -393,6 +400,7 @@ impl Servers {
             let reported = limit::caused_by_user(server.uid);
             server.read_reports(REPORTS_A_TURN);
             drop(reported);
+            server.send_limits();
             if server.log_pending {
                 server.hand_log(self.launcher.log());
             }
@@ -408,6 +416,7 @@ impl Servers {
                 }
                 self.learn_devices_of(pid, &devices);
             }
+            self.end_in_deleted_namespaces(pid);
             self.collect_moves();
             self.part(pid);
             self.succeed_early(pid);
@@ -745,6 +754,7 @@ impl Servers {
                     }
                     server.handed_over.push(Coming {
                         who: waiting.client.who,
+                        namespace: waiting.client.namespace.clone(),
                         identity: identity.clone(),
                     });
                     false

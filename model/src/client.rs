@@ -15,6 +15,25 @@ pub struct Credentials {
     pub gid: u32,
 }
 
+/// A client that a server gets.
+#[derive(Clone, Debug)]
+pub struct Newcomer {
+    /// Its process.
+    pub who: Credentials,
+    /// The namespace by whose socket it came; `None`: the server's own limits apply.
+    pub namespace: Option<String>,
+}
+
+impl From<Credentials> for Newcomer {
+    /// A client without a namespace.
+    fn from(who: Credentials) -> Newcomer {
+        Newcomer {
+            who,
+            namespace: None,
+        }
+    }
+}
+
 /// One connected client, as listed to an operator.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ClientInfo {
@@ -26,6 +45,8 @@ pub struct ClientInfo {
     pub uid: u32,
     /// Name of the static partition that it has.
     pub partition: Option<String>,
+    /// Its namespace.
+    pub namespace: Option<String>,
 }
 
 impl fmt::Display for ClientInfo {

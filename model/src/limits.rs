@@ -3,11 +3,12 @@
 
 use crate::bonds::Bonds;
 use crate::mode::Mode;
-use crate::named::Named;
+use crate::named::{Named, UnknownNamespace};
 use crate::partitions::Partitions;
 use crate::policy::{OversubscriptionPolicy, SchedulingPolicy};
 use mpsshim_proto::handshake::ClientHello;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
@@ -211,6 +212,29 @@ impl Limits {
         limits.scheduling = limits.scheduling.of_user(uid);
         limits.oversubscription = limits.oversubscription.of_user(uid);
         limits
+    }
+
+    /// The limits of a client in this namespace: for each one the lower of the server's and the namespace's. `None`: a client
+    /// without a namespace.
+    ///
+    /// # Errors
+    /// The server has no namespace of that name.
+    pub fn in_namespace(&self, name: Option<&str>) -> Result<Cow<'_, Limits>, UnknownNamespace> {
+        let Some(name) = name else {
+            return Ok(Cow::Borrowed(self));
+        };
+        let own = self.named.as_ref().and_then(|one| one.namespaces.get(name));
+        let own = own.ok_or_else(|| UnknownNamespace(name.to_owned()))?;
+        let mut limits = self.clone();
+        limits.threads = own
+            .threads
+            .map_or(limits.threads, |own| own.min(limits.threads));
+        limits.priority = limits.priority.max(own.priority.unwrap_or(0));
+        for (device, bytes) in &own.memory {
+            let limit = limits.memory.entry(*device).or_insert(*bytes);
+            *limit = (*limit).min(*bytes);
+        }
+        Ok(Cow::Owned(limits))
     }
 
     /// Limits or guarantees of a client, in bytes by the server's ordinal.

@@ -1,7 +1,7 @@
 //! Servers that an operator has created under a name.
 
 use crate::device::DeviceInfo;
-use crate::limits::Limits;
+use crate::limits::{Limits, Percentage};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,8 +12,13 @@ pub const LONGEST_NAME: usize = 64;
 const LONGEST_UUID: usize = 64;
 /// Maximum number of named servers of a daemon.
 pub const MOST_SERVERS: usize = 64;
+/// Maximum number of namespaces of a named server.
+pub const MOST_NAMESPACES: usize = 64;
+/// The namespace of the clients that come by the server's own socket. It has the server's limits and is not in
+/// [`Named::namespaces`].
+pub const DEFAULT_NAMESPACE: &str = "default";
 
-/// Whether a text can be the name of a server.
+/// Whether a text can be the name of a server or a namespace.
 ///
 /// # Errors
 /// Why not, in words.
@@ -36,6 +41,32 @@ pub struct NamedDevice {
     pub uuid: String,
 }
 
+/// Limits of the clients of a namespace.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NamespaceLimits {
+    /// Active-thread percentage; `None`: the server's.
+    pub threads: Option<Percentage>,
+    /// Client priority, 0 normal, 1 below normal; `None`: the server's.
+    pub priority: Option<u32>,
+    /// Maximum bytes of device memory of a client, by the server's ordinal; on other devices the server's limit applies.
+    pub memory: BTreeMap<usize, u64>,
+}
+
+impl NamespaceLimits {
+    /// Whether the daemon can have made this, for a server with that many devices.
+    fn is_plausible(&self, devices: usize) -> bool {
+        let threads = self.threads.map(Percentage::hundredths);
+        let threads = threads.is_none_or(|one| Percentage::from_hundredths(one).is_some());
+        let priority = self.priority.is_none_or(|priority| priority <= 1);
+        threads && priority && self.memory.keys().all(|device| *device < devices)
+    }
+}
+
+/// The server has no namespace of this name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its namespace {0} has been deleted")]
+pub struct UnknownNamespace(pub String);
+
 /// A named server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Named {
@@ -43,6 +74,9 @@ pub struct Named {
     pub name: String,
     /// Its devices, by the server's ordinal; `None`: all of the daemon's.
     pub devices: Option<Vec<NamedDevice>>,
+    /// Its namespaces, by name.
+    #[serde(default)]
+    pub namespaces: BTreeMap<String, NamespaceLimits>,
 }
 
 impl Named {
@@ -60,7 +94,13 @@ impl Named {
             let is_set = different.len() == devices.len() && !devices.is_empty();
             is_set && devices.iter().all(fits)
         });
-        check_name(&self.name).is_ok() && all_fit
+        let is_space = |(name, limits): (&String, &NamespaceLimits)| {
+            let is_name = check_name(name).is_ok() && name != DEFAULT_NAMESPACE;
+            is_name && limits.is_plausible(count)
+        };
+        let namespaces = &self.namespaces;
+        let spaces_fit = namespaces.len() <= MOST_NAMESPACES && namespaces.iter().all(is_space);
+        check_name(&self.name).is_ok() && all_fit && spaces_fit
     }
 
     /// The server's ordinal of a device of the daemon, if the server has it.
@@ -142,7 +182,47 @@ mod tests {
         Named {
             name: "a".into(),
             devices: Some(ordinals.iter().map(device).collect()),
+            namespaces: BTreeMap::new(),
         }
+    }
+
+    fn space(memory: &[(usize, u64)]) -> NamespaceLimits {
+        NamespaceLimits {
+            memory: memory.iter().copied().collect(),
+            ..NamespaceLimits::default()
+        }
+    }
+
+    #[test]
+    fn a_namespace_lowers_the_server_s_limits_only() {
+        let mut server = named(&[0, 1, 2]);
+        let half = Percentage::from_hundredths(5000);
+        let strict = NamespaceLimits {
+            threads: half,
+            priority: Some(1),
+            ..space(&[(0, 5), (1, 50)])
+        };
+        server.namespaces = [("strict".into(), strict), ("same".into(), space(&[]))].into();
+        let mut limits = server.limits(&Limits {
+            memory: [(1, 10), (2, 20)].into(),
+            ..Limits::default()
+        });
+        let of = |limits: &Limits, name| {
+            let limits = limits.in_namespace(name).expect("a namespace").into_owned();
+            (limits.threads.hundredths(), limits.priority, limits.memory)
+        };
+        let own = (10_000, 0, limits.memory.clone());
+        assert_eq!(
+            (of(&limits, None), of(&limits, Some("same"))),
+            (own.clone(), own)
+        );
+        let lowered = [(0, 5), (1, 10), (2, 20)].into();
+        assert_eq!(of(&limits, Some("strict")), (5000, 1, lowered));
+        limits.threads = Percentage::from_hundredths(2000).expect("a percentage");
+        assert_eq!(of(&limits, Some("strict")).0, 2000);
+        let gone = limits.in_namespace(Some("gone")).expect_err("no namespace");
+        assert_eq!(gone.to_string(), "its namespace gone has been deleted");
+        assert!(Limits::default().in_namespace(Some("same")).is_err());
     }
 
     #[test]
@@ -185,6 +265,23 @@ mod tests {
         assert!(!named(&[1, 0]).is_plausible(Some(1)));
         assert!(!named(&[1, 1]).is_plausible(None));
         assert!(!named(&[]).is_plausible(None));
+        let with = |name: &str, limits: NamespaceLimits| {
+            let mut server = named(&[0, 1]);
+            server.namespaces.insert(name.into(), limits);
+            server.is_plausible(Some(2))
+        };
+        assert!(with("a", space(&[(1, 5)])));
+        assert!(!with("a", space(&[(2, 5)])));
+        assert!(!with("../a", space(&[])) && !with(DEFAULT_NAMESPACE, space(&[])));
+        let priority = NamespaceLimits {
+            priority: Some(2),
+            ..space(&[])
+        };
+        assert!(!with("a", priority));
+        let mut many = named(&[0]);
+        let names = (0..=MOST_NAMESPACES).map(|number| (format!("n{number}"), space(&[])));
+        many.namespaces = names.collect();
+        assert!(!many.is_plausible(None));
         let mut odd = named(&[0]);
         odd.devices = Some(vec![NamedDevice {
             ordinal: 0,

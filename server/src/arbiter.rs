@@ -15,7 +15,7 @@ pub mod turns;
 use crate::admission::Admission;
 use crossbeam_channel::{Sender, bounded, unbounded};
 use mpsshim_control::trace::Run;
-use mpsshim_model::client::{Credentials, EngineEvent};
+use mpsshim_model::client::{EngineEvent, Newcomer};
 use mpsshim_model::limits::{Limits, Usage};
 use mpsshim_model::policy::TurnPolicy;
 use mpsshim_proto::handshake::ClientHello;
@@ -33,7 +33,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// An order to the arbiter's thread.
 enum Order {
-    Add(OwnedFd, Box<ClientHello>, Credentials),
+    Add(OwnedFd, Box<ClientHello>, Newcomer),
     Overheads(Overheads),
     Terminate(u64),
     Limits(Limits),
@@ -98,8 +98,8 @@ impl Arbiter {
     }
 
     /// Takes over a client's connection. Never blocks; the outcome comes as an event.
-    pub fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials) {
-        self.order(Order::Add(socket, Box::new(hello), who));
+    pub fn add_client(&self, socket: OwnedFd, hello: ClientHello, newcomer: Newcomer) {
+        self.order(Order::Add(socket, Box::new(hello), newcomer));
     }
 
     /// Ends a client's session: its turn is passed on, its connection closed. Unknown sessions are ignored.

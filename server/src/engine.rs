@@ -37,7 +37,7 @@ pub use gpu::open::{OpenDriver, describe_driver, list_devices};
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::link::Others;
 use mpsshim_control::trace::Run;
-use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
+use mpsshim_model::client::{ClientInfo, EngineEvent, Newcomer};
 use mpsshim_model::limits::{Limits, Usage};
 use mpsshim_model::suspension::{Placement, Unmoved};
 use mpsshim_proto::handshake::ClientHello;
@@ -164,9 +164,9 @@ impl Engine {
     }
 
     /// Takes over a client's connection. Never blocks; the outcome comes as an event.
-    pub fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials) {
-        let socket = Stranger::new(socket, who.uid);
-        let setup = SlowTask::Setup(socket, Box::new(hello), who);
+    pub fn add_client(&self, socket: OwnedFd, hello: ClientHello, newcomer: Newcomer) {
+        let socket = Stranger::new(socket, newcomer.who.uid);
+        let setup = SlowTask::Setup(socket, Box::new(hello), newcomer);
         self.shared.lanes.send_slow(setup);
     }
 

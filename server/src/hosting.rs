@@ -14,7 +14,7 @@ use mpsshim_api::cuda::{
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::link::{MoveMemory, Others};
 use mpsshim_control::trace::{self, Run, Totals};
-use mpsshim_model::client::{Credentials, EngineEvent};
+use mpsshim_model::client::{EngineEvent, Newcomer};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::host_memory::HostMemory;
 use mpsshim_model::limits::{Limits, Usage};
@@ -82,7 +82,7 @@ impl HostingConfig {
 }
 
 /// A client that waits for the engine.
-type Arrival = (OwnedFd, ClientHello, Credentials);
+type Arrival = (OwnedFd, ClientHello, Newcomer);
 
 /// State of the engine.
 enum Proxy {
@@ -204,7 +204,8 @@ impl Hosting {
         }
     }
 
-    fn refuse(&self, (socket, _, who): Arrival, status: CUresult, why: String) {
+    fn refuse(&self, (socket, _, newcomer): Arrival, status: CUresult, why: String) {
+        let who = newcomer.who;
         let socket = Stranger::new(socket, who.uid);
         admission::refuse(&self.events, &socket, who, status, why);
     }
@@ -229,8 +230,8 @@ impl Hosting {
             }
         }
         if let Some(arbiter) = &parts.arbiter {
-            let (socket, hello, who) = arrival;
-            arbiter.add_client(socket, hello, who);
+            let (socket, hello, newcomer) = arrival;
+            arbiter.add_client(socket, hello, newcomer);
         }
     }
 
@@ -238,8 +239,8 @@ impl Hosting {
         let mut parts = self.parts.lock();
         match &mut parts.proxy {
             Proxy::Running(engine) => {
-                let (socket, hello, who) = arrival;
-                engine.add_client(socket, hello, who);
+                let (socket, hello, newcomer) = arrival;
+                engine.add_client(socket, hello, newcomer);
             }
             Proxy::Starting(waiting) => waiting.push(arrival),
             Proxy::Failed(why) => {
@@ -297,11 +298,12 @@ fn settle(parts: &mut Parts, started: anyhow::Result<Engine>, events: &Sender<En
             tracing::error!("Clients in proxy mode are not traced: {error}");
         }
     }
-    for (socket, hello, who) in waiting {
+    for (socket, hello, newcomer) in waiting {
         match &parts.proxy {
-            Proxy::Running(engine) => engine.add_client(socket, hello, who),
+            Proxy::Running(engine) => engine.add_client(socket, hello, newcomer),
             _ => {
                 let status = CUDA_ERROR_MPS_CONNECTION_FAILED;
+                let who = newcomer.who;
                 let socket = Stranger::new(socket, who.uid);
                 admission::refuse(events, &socket, who, status, why.clone());
             }
@@ -310,8 +312,9 @@ fn settle(parts: &mut Parts, started: anyhow::Result<Engine>, events: &Sender<En
 }
 
 impl Host for Hosting {
-    fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials) {
-        let arrival = (socket, hello, who);
+    fn add_client(&self, socket: OwnedFd, hello: ClientHello, newcomer: Newcomer) {
+        let who = newcomer.who;
+        let arrival = (socket, hello, newcomer);
         let usual = || self.modes.of_client(hello.visible());
         match Mode::asked(hello.mode).map(|asked| asked.unwrap_or_else(usual)) {
             Ok(mode) => match self.why_unavailable(mode) {

@@ -17,7 +17,7 @@ use mpsshim_control::program::{Program, readers};
 use mpsshim_control::quarantine;
 use mpsshim_control::takeover::{self, Introduction, Versions};
 use mpsshim_control::trace::Totals;
-use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent, Suspect};
+use mpsshim_model::client::{ClientInfo, EngineEvent, Newcomer, Suspect};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, Quantum, Usage};
 use mpsshim_model::policy::{OversubscriptionPolicy, SchedulingPolicy};
@@ -43,7 +43,7 @@ const CALLED_OFF: &str = "it was called off";
 /// Serves clients: [`crate::hosting::Hosting`], or a stand-in in a test.
 pub trait Host {
     /// Takes over a client's connection. Never blocks; the outcome comes as an event.
-    fn add_client(&self, socket: OwnedFd, hello: ClientHello, who: Credentials);
+    fn add_client(&self, socket: OwnedFd, hello: ClientHello, newcomer: Newcomer);
     /// The devices served, by ordinal.
     fn devices(&self) -> Vec<DeviceInfo>;
     /// Whether there are contexts here that clients share.
@@ -655,8 +655,11 @@ impl<H: Host> Serving<H> {
             client.who.pid
         );
         self.expected += 1;
-        self.host
-            .add_client(client.connection.into(), client.hello, client.who);
+        let newcomer = Newcomer {
+            who: client.who,
+            namespace: client.namespace,
+        };
+        (self.host).add_client(client.connection.into(), client.hello, newcomer);
     }
 
     fn note(&mut self, event: EngineEvent) -> Result<(), Lost> {

@@ -147,7 +147,7 @@ impl InProcess {
             // SAFETY: as above.
             gid: unsafe { libc::getgid() },
         };
-        self.host.add_client(theirs, hello, who);
+        self.host.add_client(theirs, hello, who.into());
         Peer::over(ours)
     }
 

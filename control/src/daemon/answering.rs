@@ -115,7 +115,9 @@ impl Daemon {
             | Command::Module(
                 modules::Command::DeviceList(_)
                 | modules::Command::ServerCreate { .. }
-                | modules::Command::ServerSet(..),
+                | modules::Command::ServerSet(..)
+                | modules::Command::NamespaceCreate(..)
+                | modules::Command::NamespaceSet(..),
             ) if self.devices.known().is_none() => {
                 match self.devices.search(self.servers.launcher()) {
                     Ok(()) => Ok(Until::Devices(request)),
@@ -167,6 +169,9 @@ impl Daemon {
             },
             Command::Module(modules::Command::ServerDelete { name, force }) => {
                 self.delete_server(name, *force).map(Until::AllGone)
+            }
+            Command::Module(modules::Command::NamespaceDelete { name, force }) => {
+                self.delete_namespace(name, *force).map(Until::AllGone)
             }
             Command::Module(modules::Command::ClientTerminate(client)) => {
                 self.terminate_everywhere(*client).map(Until::AllGone)

@@ -4,9 +4,10 @@ use super::Daemon;
 use super::answering::Outcome;
 use crate::listing::{Listing, ModuleRow, rows_of_clients, rows_of_devices};
 use crate::modules::{
-    CLIENT_FIELDS, Command, Form, MemoryLimit, SERVER_COLUMNS, SERVER_FIELDS, SetLimits,
+    CLIENT_FIELDS, Command, Form, MemoryLimit, NAMESPACE_FIELDS, NamespaceName, SERVER_COLUMNS,
+    SERVER_FIELDS, SetLimits,
 };
-use crate::servers::{Definition, OwnLimits, Server, Wanted, not_found};
+use crate::servers::{Definition, NamespacePath, OwnLimits, Server, Wanted, not_found};
 use crate::wire::Answer;
 use mpsshim_model::amount;
 use mpsshim_model::device::{self, DeviceInfo};
@@ -44,6 +45,37 @@ impl Daemon {
                 let row = self.fields_of(self.named(name)?);
                 Ok(Answer::done(values(SERVER_FIELDS, &[row], field)))
             }
+            Command::NamespaceCreate(name, limits) => {
+                let created = self.change_namespace(name, limits, true);
+                created.map_err(|why| Answer::failed(format!("namespace create: {why}")))?;
+                Ok(Answer::done(""))
+            }
+            Command::NamespaceSet(name, limits) => {
+                let set = self.change_namespace(name, limits, false);
+                set.map_err(|why| Answer::failed(format!("namespace set: {why}")))?;
+                Ok(Answer::done(""))
+            }
+            Command::NamespaceList(server, form) => {
+                let servers: Vec<&Definition> = match server {
+                    None => self.servers.definitions().collect(),
+                    Some(name) => {
+                        let found = self.servers.created(name).map_err(Answer::failed)?;
+                        vec![found]
+                    }
+                };
+                let rows = servers.into_iter().flat_map(|server| {
+                    let names = server.spaces().map(|space| space.name.as_str());
+                    names.map(|name| self.fields_of_namespace(server, name))
+                });
+                let text = Listing::of_module(NAMESPACE_FIELDS, rows.collect(), *form);
+                Ok(Answer::done(text))
+            }
+            Command::NamespaceGet(name, field) => {
+                let server = self.servers.server_of(path_of(name));
+                let server = server.map_err(Answer::failed)?;
+                let row = self.fields_of_namespace(server, &name.name);
+                Ok(Answer::done(values(NAMESPACE_FIELDS, &[row], field)))
+            }
             Command::ClientList(server, form) => self.client_list(server.as_deref(), *form),
             Command::ClientGet(pid, field) => {
                 let mut rows = self.rows_of_clients(self.servers.iter());
@@ -54,6 +86,10 @@ impl Daemon {
                 Ok(Answer::done(values(CLIENT_FIELDS, &rows, field)))
             }
             // These are answered when their processes and sessions have ended.
+            Command::NamespaceDelete { name, force } => {
+                self.delete_namespace(name, *force)?;
+                Ok(Answer::done(""))
+            }
             Command::ServerDelete { name, force } => {
                 self.delete_server(name, *force)?;
                 Ok(Answer::done(""))
@@ -175,16 +211,70 @@ impl Daemon {
             Known::Process(server) => server.limits.named.as_deref(),
             Known::Stopped(one) => Some(&one.named),
         };
+        let new = self.own_limits(named, limits)?;
+        self.servers.set_limits_of(name, &new)
+    }
+
+    /// The fields of a namespace, in the order of [`NAMESPACE_FIELDS`].
+    fn fields_of_namespace(&self, server: &Definition, name: &str) -> ModuleRow {
+        let path = NamespacePath {
+            server: &server.named.name,
+            name,
+        };
+        let limits = self.servers.limits_of_namespace(server, path);
+        let pipe = &self.settings.pipe_directory;
+        let fields = NAMESPACE_FIELDS.iter().map(|field| match *field {
+            "name" => json!(name),
+            "server" => json!(path.server),
+            "pipe-directory" => {
+                let folder = pipe.join(path.server).join(name);
+                json!(folder.display().to_string())
+            }
+            "pinned-memory-limit" => json!(memory_text(&limits)),
+            "active-thread-percentage" => json!(limits.threads.to_string()),
+            "client-priority" => json!(limits.priority),
+            _ => json!(self.servers.sessions_in(server, path)),
+        });
+        fields.collect()
+    }
+
+    /// Creates a namespace, or sets its limits.
+    fn change_namespace(
+        &mut self,
+        name: &NamespaceName,
+        limits: &SetLimits,
+        is_new: bool,
+    ) -> Result<(), String> {
+        let path = path_of(name);
+        let server = match is_new {
+            true => self.servers.created(path.server)?,
+            false => self.servers.server_of(path)?,
+        };
+        let new = self.own_limits(Some(&server.named), limits)?;
+        match is_new {
+            true => self.servers.create_namespace(path, &new),
+            false => self.servers.set_namespace(path, &new),
+        }
+    }
+
+    /// Deletes a namespace; returns the sessions that end, by their servers' processes.
+    pub(super) fn delete_namespace(
+        &mut self,
+        name: &NamespaceName,
+        force: bool,
+    ) -> Result<Vec<(i32, Vec<u64>)>, Answer> {
+        let deleted = self.servers.delete_namespace(path_of(name), force);
+        deleted.map_err(|why| Answer::failed(format!("namespace delete: {why}")))
+    }
+
+    fn own_limits(&self, named: Option<&Named>, limits: &SetLimits) -> Result<OwnLimits, String> {
         let memory = limits.memory.as_ref();
-        let memory = memory
-            .map(|memory| self.memory_of(named, memory))
-            .transpose()?;
-        let new = OwnLimits {
+        let memory = memory.map(|memory| self.memory_of(named, memory));
+        Ok(OwnLimits {
             threads: limits.threads,
             priority: limits.priority,
-            memory,
-        };
-        self.servers.set_limits_of(name, &new)
+            memory: memory.transpose()?,
+        })
     }
 
     /// A limit of memory in bytes, by the ordinals of a server.
@@ -271,6 +361,13 @@ enum Known<'a> {
     Process(&'a Server),
     /// A named server, which starts with its next client.
     Stopped(&'a Definition),
+}
+
+fn path_of(name: &NamespaceName) -> NamespacePath<'_> {
+    NamespacePath {
+        server: &name.server,
+        name: &name.name,
+    }
 }
 
 /// The ordinal of a device of the daemon.

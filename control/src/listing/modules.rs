@@ -5,6 +5,7 @@ use crate::commands::Format;
 use crate::modules::{CLIENT_FIELDS, Form};
 use crate::servers::Server;
 use mpsshim_model::device::DeviceInfo;
+use mpsshim_model::named::DEFAULT_NAMESPACE;
 use serde_json::{Value, json};
 
 /// A row of a list; the values are in the order of its columns.
@@ -76,6 +77,10 @@ pub fn rows_of_clients(server: &Server, name: &str) -> Vec<ModuleRow> {
                 "server" => json!(name),
                 "device" => json!(device.uuid),
                 "pci-id" => json!(device.pci),
+                "maws-ns" => {
+                    let default = server.named.map(|_| DEFAULT_NAMESPACE);
+                    json!(client.namespace.as_deref().or(default))
+                }
                 "linux-ns" => json!(namespace(client.pid).parse::<u64>().ok()),
                 _ => json!(program(client)),
             });

@@ -300,6 +300,7 @@ impl Server {
         link.order_limits(&limits)
             .map_err(|error| format!("Server {pid}: {error}"))?;
         self.limits = limits;
+        self.limits_pending = false;
         Ok(())
     }
 }

@@ -1,13 +1,14 @@
 //! Servers that an operator has created under a name: each has its own clients, devices and limits, beside the servers of
 //! users.
 
-use super::{Server, Servers, State};
+use super::namespaces::Space;
+use super::{Entrance, Server, Servers, State};
 use crate::directory::Gate;
 use crate::spawn::Owner;
 use mpsshim_api::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED;
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, Percentage};
-use mpsshim_model::named::{MOST_SERVERS, Named, NamedDevice, check_name};
+use mpsshim_model::named::{DEFAULT_NAMESPACE, MOST_SERVERS, Named, NamedDevice, check_name};
 use nix::unistd::{Uid, User, geteuid};
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -47,7 +48,9 @@ pub struct Definition {
     /// The user whose clients it serves.
     pub uid: u32,
     own: OwnLimits,
-    gate: Option<Gate>,
+    /// Its namespaces, the default one first. Their sockets are in the folder of `gate`, and so are dropped before it.
+    pub(super) spaces: Vec<Space>,
+    pub(super) gate: Option<Gate>,
     /// Its socket could not be opened, which is logged once.
     is_gate_missed: bool,
 }
@@ -62,6 +65,19 @@ impl Definition {
             limits.memory = memory.clone();
         }
         limits
+    }
+
+    /// Opens the sockets that are not open.
+    fn open_gates(&mut self, directory: BorrowedFd<'_>) -> Result<(), String> {
+        let gate = match self.gate.take() {
+            Some(gate) => gate,
+            None => Gate::open(directory, &self.named.name)?,
+        };
+        let gate = self.gate.insert(gate);
+        for space in self.spaces.iter_mut().filter(|space| space.gate.is_none()) {
+            space.gate = Some(gate.below(&space.name)?);
+        }
+        Ok(())
     }
 }
 
@@ -89,17 +105,6 @@ impl Servers {
     /// The named server of this name.
     pub fn defined(&self, name: &str) -> Option<&Definition> {
         self.named.iter().find(|one| one.named.name == name)
-    }
-
-    /// The sockets of the named servers.
-    pub fn gates(&self) -> impl Iterator<Item = (NamedId, BorrowedFd<'_>)> {
-        let all = self.named.iter();
-        all.filter_map(|one| Some((one.id, one.gate.as_ref()?.listener())))
-    }
-
-    /// The socket of a named server.
-    pub fn gate(&self, id: NamedId) -> Option<BorrowedFd<'_>> {
-        self.definition(id)?.gate.as_ref().map(Gate::listener)
     }
 
     /// Creates a named server and starts it. `directory`: the pipe directory.
@@ -144,9 +149,15 @@ impl Servers {
                 });
                 device.collect()
             }),
+            namespaces: BTreeMap::new(),
         };
         let gate = Gate::open(directory, name)?;
-        let id = self.define(named, uid, OwnLimits::default(), Some(gate));
+        let default = gate.below(DEFAULT_NAMESPACE)?;
+        let id = self.define(named, uid, OwnLimits::default());
+        if let Some(one) = self.named.last_mut() {
+            one.spaces[0].gate = Some(default);
+            one.gate = Some(gate);
+        }
         tracing::info!("Server {name} of user {uid} created");
         self.wanted.push(self.owner_of(id, uid));
         self.advance();
@@ -173,14 +184,17 @@ impl Servers {
         }
     }
 
-    fn define(&mut self, named: Named, uid: u32, own: OwnLimits, gate: Option<Gate>) -> NamedId {
+    /// Without sockets.
+    fn define(&mut self, named: Named, uid: u32, own: OwnLimits) -> NamedId {
         self.last_named += 1;
+        let spaces = self.spaces_of(&named);
         self.named.push(Definition {
             id: self.last_named,
             named,
             uid,
             own,
-            gate,
+            spaces,
+            gate: None,
             is_gate_missed: false,
         });
         self.last_named
@@ -194,18 +208,23 @@ impl Servers {
         }
     }
 
-    /// The owner of the server for a client of this user at the socket of a named server.
+    /// The owner of the server for a client of this user at the socket of a named server, and the namespace.
     ///
     /// # Errors
-    /// The server has been deleted, or is another user's, in words.
-    pub(super) fn owner_at_gate(&self, id: NamedId, uid: u32) -> Result<Owner, String> {
-        let found = self.definition(id);
+    /// The server or the namespace has been deleted, or the server is another user's, in words.
+    pub(super) fn owner_at_gate(
+        &self,
+        gate: Entrance,
+        uid: u32,
+    ) -> Result<(Owner, Option<String>), String> {
+        let found = self.definition(gate.server);
         let found = found.ok_or("its server has been deleted")?;
+        let namespace = found.namespace_at(gate)?;
         if self.launcher.owner(uid, None).uid != found.uid {
             let name = &found.named.name;
             return Err(format!("server {name} serves user {} only", found.uid));
         }
-        Ok(self.owner_of(id, found.uid))
+        Ok((self.owner_of(gate.server, found.uid), namespace))
     }
 
     /// The users served by that owner's server, in words.
@@ -344,7 +363,9 @@ impl Servers {
     pub(super) fn adopt_named(&mut self, limits: &Limits, uid: u32) -> Option<NamedId> {
         let named = limits.named.as_deref()?.clone();
         if let Some(known) = self.defined(&named.name) {
-            return Some(known.id);
+            let id = known.id;
+            self.adopt_namespaces(id, &named);
+            return Some(id);
         }
         let own = OwnLimits {
             threads: Some(limits.threads),
@@ -352,21 +373,22 @@ impl Servers {
             memory: Some(limits.memory.clone()),
         };
         tracing::info!("Server {} of user {uid} is known again", named.name);
-        Some(self.define(named, uid, own, None))
+        Some(self.define(named, uid, own))
     }
 
-    /// Removes the sockets and folders of all named servers.
+    /// Removes the sockets and folders of all named servers and namespaces.
     pub fn close_gates(&mut self) {
         for one in &mut self.named {
+            one.spaces.iter_mut().for_each(|space| space.gate = None);
             one.gate = None;
         }
     }
 
-    /// Opens the sockets of named servers that were taken over.
+    /// Opens the sockets of named servers that were taken over, and of their namespaces.
     pub fn open_gates(&mut self, directory: BorrowedFd<'_>) {
-        for one in self.named.iter_mut().filter(|one| one.gate.is_none()) {
-            match Gate::open(directory, &one.named.name) {
-                Ok(gate) => one.gate = Some(gate),
+        for one in &mut self.named {
+            match one.open_gates(directory) {
+                Ok(()) => {}
                 Err(why) if !one.is_gate_missed => {
                     tracing::error!("Server {}: {why}", one.named.name);
                     one.is_gate_missed = true;
@@ -382,7 +404,7 @@ pub fn not_found(name: &str) -> String {
     format!("Server \"{name}\" not found; server list lists the servers")
 }
 
-fn not_created(name: &str) -> String {
+pub(super) fn not_created(name: &str) -> String {
     format!(
         "Server \"{name}\" not found among those that were created; server list lists the servers"
     )

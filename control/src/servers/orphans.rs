@@ -82,6 +82,7 @@ impl Servers {
         }
         server.quarantined = quarantined;
         self.running.push(server);
+        self.tell_namespaces_to(owner);
         self.adopt_partitions(&limits, pid);
         self.adopt_policies(&limits, uid);
     }

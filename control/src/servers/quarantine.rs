@@ -22,6 +22,8 @@ pub const MOST_APART: usize = 8;
 pub struct Coming {
     /// Its credentials.
     pub who: Credentials,
+    /// Its namespace.
+    pub namespace: Option<String>,
     /// Its command line and its program, if known.
     pub identity: Identity,
 }

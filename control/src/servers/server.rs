@@ -17,6 +17,7 @@ use crate::usage::Report;
 use mpsshim_api::cuda::CUresult;
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::Limits;
+use mpsshim_model::named::check_name;
 use mpsshim_model::suspension::{Placement, Unmoved};
 use mpsshim_proto::handshake::MAX_DEVICES;
 use std::collections::BTreeMap;
@@ -73,6 +74,8 @@ pub struct Client {
     pub stuck: bool,
     /// Name of the static partition that it has.
     pub partition: Option<String>,
+    /// Its namespace at a named server; `None`: the default one, or none.
+    pub namespace: Option<String>,
     /// The first word of its command line, if known.
     pub command: Option<String>,
     /// Its program, if known.
@@ -119,6 +122,8 @@ pub struct Server {
     pub devices: Vec<DeviceInfo>,
     /// Limits of future clients.
     pub limits: Limits,
+    /// They have changed, and the link had no room for them.
+    pub(super) limits_pending: bool,
     /// Limits that name devices by UUID have been resolved to ordinals of [`Server::devices`].
     pub(super) knows_uuids: bool,
     /// Whether the daemon trusts its user, so that the server may get clients of any user.
@@ -215,6 +220,7 @@ impl Server {
             sessions: BTreeMap::new(),
             devices: Vec::new(),
             limits,
+            limits_pending: false,
             usage: Vec::new(),
             unread: Vec::new(),
             inherited: Clients::new(),
@@ -351,6 +357,25 @@ impl Server {
         }
     }
 
+    /// Sends the limits to the server if it does not have them, as soon as the link has room. No client is handed over before.
+    pub(super) fn send_limits(&mut self) {
+        if !self.limits_pending {
+            return;
+        }
+        match self
+            .link
+            .as_ref()
+            .map(|link| link.order_limits(&self.limits))
+        {
+            Some(Err(error)) if error.would_block() => self.link_full = true,
+            Some(Err(error)) => {
+                tracing::warn!("Server {}: {error}", self.pid);
+                self.limits_pending = false;
+            }
+            Some(Ok(())) | None => self.limits_pending = false,
+        }
+    }
+
     pub(super) fn close_link(&mut self) {
         self.link = None;
         self.link_full = false;
@@ -432,6 +457,7 @@ impl Server {
                 pid: client,
                 uid,
                 partition,
+                namespace,
             } => {
                 if uid != self.uid && !self.trusted {
                     return Err(format!("it reports a client of user {uid}"));
@@ -451,6 +477,7 @@ impl Server {
                     uid,
                     stuck: false,
                     partition: partition.filter(|name| is_name(name)),
+                    namespace: namespace.filter(|name| check_name(name).is_ok()),
                     command: known.command,
                     program: known.program,
                     reading: None,

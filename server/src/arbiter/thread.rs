@@ -11,7 +11,7 @@ use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::seqpacket;
 use mpsshim_control::user_memory::Place;
-use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
+use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent, Newcomer};
 use mpsshim_model::limits::{DEFAULT_WEIGHT, Limits, Terms, TurnUsage, Usage};
 use mpsshim_model::mode::Mode;
 use mpsshim_model::policy::TurnPolicy;
@@ -170,8 +170,9 @@ impl Arbiting {
         self.order_bell.silence();
         while let Ok(order) = self.orders.try_recv() {
             match order {
-                Order::Add(socket, hello, who) => {
-                    self.add(Stranger::new(socket, who.uid), &hello, who)
+                Order::Add(socket, hello, newcomer) => {
+                    let socket = Stranger::new(socket, newcomer.who.uid);
+                    self.add(socket, &hello, newcomer);
                 }
                 Order::Overheads(overheads) => self.overheads = Some(overheads),
                 Order::Terminate(session) => {
@@ -209,10 +210,19 @@ impl Arbiting {
         admission::refuse(&self.events, socket, who, status, why);
     }
 
-    fn add(&mut self, socket: Stranger, hello: &ClientHello, who: Credentials) {
+    fn add(&mut self, socket: Stranger, hello: &ClientHello, newcomer: Newcomer) {
+        let Newcomer { who, namespace } = newcomer;
         if let Err(why) = admission::check_version(hello) {
             return self.refuse(&socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
         }
+        let limits = match self.limits.in_namespace(namespace.as_deref()) {
+            Ok(limits) => limits.into_owned(),
+            Err(error) => {
+                let why = error.to_string();
+                admission::tell_reason(&socket, hello, &why);
+                return self.refuse(&socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
+            }
+        };
         let Some(session) = self.admission.admit() else {
             let why = format!("there are {} clients already", self.admission.limit());
             return self.refuse(&socket, who, CUDA_ERROR_MPS_MAX_CLIENTS_REACHED, why);
@@ -241,8 +251,7 @@ impl Arbiting {
                 return self.refuse(&socket, who, CUDA_ERROR_OUT_OF_MEMORY, why);
             }
         };
-        let memory_limit: BTreeMap<usize, u64> = self
-            .limits
+        let memory_limit: BTreeMap<usize, u64> = limits
             .memory
             .range(..self.devices.len())
             .map(|(at, bytes)| (*at, *bytes))
@@ -263,11 +272,12 @@ impl Arbiting {
                 pid: who.pid,
                 uid: who.uid,
                 partition: None,
+                namespace,
             },
             socket,
             bell,
             page: Arc::new(page),
-            terms: Terms::new(&self.limits, hello),
+            terms: Terms::new(&limits, hello),
             weight: DEFAULT_WEIGHT,
             memory_limit,
             place: Arc::new(place),

@@ -326,6 +326,7 @@ impl Fixture {
             pid: 1,
             uid: 0,
             partition: None,
+            namespace: None,
         };
         let terms = Terms {
             threads: Percentage::ALL,

@@ -5,6 +5,7 @@ use crossbeam_channel::Sender;
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::seqpacket;
 use mpsshim_control::takeover::{MAGIC_SERVER, Verdict};
+use mpsshim_model::client::Credentials;
 use mpsshim_model::limits::{
     Activity, DeviceWaits, GateUsage, LevelUsage, MOST_AWAITED, MOST_BLOCKERS, ManagedUsage,
     MoveUsage, Moved, Percentage, TurnUsage,
@@ -34,11 +35,12 @@ fn info(session: u64) -> ClientInfo {
         pid: 100 + session as i32,
         uid: 0,
         partition: None,
+        namespace: None,
     }
 }
 
 impl Host for Fake {
-    fn add_client(&self, socket: OwnedFd, _: ClientHello, _: Credentials) {
+    fn add_client(&self, socket: OwnedFd, _: ClientHello, _: Newcomer) {
         let mut held = self.held.lock();
         held.push(socket);
         self.events
@@ -206,6 +208,7 @@ impl Running {
                 connection: Stranger::new(connection, who.uid),
                 hello,
                 who,
+                namespace: None,
             })
             .expect("hand over");
         assert_eq!(self.report(), ToDaemon::from(&info(session)));
@@ -426,6 +429,7 @@ fn a_fault_is_told_and_ends_the_server() {
                     pid: 1,
                     uid: 0,
                     partition: None,
+                    namespace: None,
                 },
                 kernel: Some("stray".into()),
             }],

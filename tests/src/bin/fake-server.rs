@@ -18,7 +18,7 @@ use mpsshim_control::seqpacket;
 use mpsshim_control::settings::Settings;
 use mpsshim_control::takeover::{Introduction, Versions};
 use mpsshim_control::trace::Totals;
-use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
+use mpsshim_model::client::{ClientInfo, EngineEvent, Newcomer};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{DEFAULT_WEIGHT, Limits, Usage};
 use mpsshim_model::mode::Mode;
@@ -47,7 +47,8 @@ struct Fake {
 impl Host for Fake {
     fn move_memory(&self, _: MoveMemory) {}
 
-    fn add_client(&self, socket: OwnedFd, _: ClientHello, who: Credentials) {
+    fn add_client(&self, socket: OwnedFd, _: ClientHello, newcomer: Newcomer) {
+        let Newcomer { who, namespace } = newcomer;
         match self.manner.as_str() {
             "refuse" => {
                 let welcome = Welcome {
@@ -74,6 +75,7 @@ impl Host for Fake {
             pid: who.pid,
             uid: who.uid,
             partition: None,
+            namespace,
         };
         let limits = self.limits.lock().expect("limits").clone();
         let usage = Usage {

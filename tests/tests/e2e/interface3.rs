@@ -30,7 +30,7 @@ fn servers_clients_and_devices_are_listed() {
         &place,
         "client list",
         0,
-        "PID  SERVER  DEVICE  PCI-ID  LINUX-NS  CMD\n",
+        "PID  SERVER  DEVICE  PCI-ID  LINUX-NS  MAWS-NS  CMD\n",
     );
     let client = Client::connect(&place);
     let server = client.welcome().expect("welcome").server_pid;
@@ -64,10 +64,10 @@ fn servers_clients_and_devices_are_listed() {
     );
     let device = ask(&place, &format!("client get {own} device")).1;
     let device = device.trim();
-    let rows = format!("{own},{name},{device},0000:00:06.0,{namespace},PROGRAM\n");
+    let rows = format!("{own},{name},{device},0000:00:06.0,{namespace},,PROGRAM\n");
     assert_eq!(
         csv("client list --all --format=csv"),
-        format!("pid,server,device,pci-id,linux-ns,cmd\n{rows}")
+        format!("pid,server,device,pci-id,linux-ns,maws-ns,cmd\n{rows}")
     );
     assert_eq!(
         csv(&format!(
@@ -179,7 +179,7 @@ fn mistakes_are_refused() {
         ),
         (
             "frobnicate",
-            "Unknown module \"frobnicate\"; modules: server, client, device\n",
+            "Unknown module \"frobnicate\"; modules: server, namespace, client, device\n",
         ),
         (
             "server get nn pid",

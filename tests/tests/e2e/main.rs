@@ -25,6 +25,7 @@ mod managed;
 mod metrics;
 mod mps_run;
 mod named_servers;
+mod namespaces;
 mod notices;
 mod nvidia_names;
 mod nvml;

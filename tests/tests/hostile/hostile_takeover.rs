@@ -158,6 +158,7 @@ fn reports_that_no_server_makes_end_it() {
         pid: 1,
         uid: two,
         partition: None,
+        namespace: None,
     };
     let on_terminals = ready("\x1b[2Jx");
     for (said, why) in [

@@ -12,7 +12,7 @@ macro_rules! for_each_kind {
     ($callback:ident) => {
         $callback! {
             /// The client's identity and terms: the first record.
-            Client = 1: 2, First, Never;
+            Client = 1: 3, First, Never;
             /// A message that creates an object. A later one with the same operation and key replaces it.
             Makes = 2: 1, Objects, WithObject;
             /// A message that changes an object. Only a later one with identical content replaces it.

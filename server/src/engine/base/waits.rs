@@ -143,6 +143,7 @@ mod tests {
             pid: 100 + *session as i32,
             uid: 0,
             partition: None,
+            namespace: None,
         };
         Blockers {
             clients: sessions.iter().map(client).collect(),

@@ -831,7 +831,7 @@ mod tests {
             gid: 0,
         };
         let hello = Box::new(ClientHello::new_zeroed());
-        let task = SlowTask::Setup(Stranger::new(socket.into(), 0), hello, who);
+        let task = SlowTask::Setup(Stranger::new(socket.into(), 0), hello, who.into());
         test.shared.lanes.slow.send(task);
         let mut waited = 0;
         while let Err(CallError::Full) = test.handle(Op::HostAlloc, &pinned(16 * MIB), &[]) {

@@ -518,6 +518,7 @@ mod tests {
             pid: 8,
             uid: 9,
             partition: None,
+            namespace: None,
         };
         let expected = format!("for client {client}, which needs 5 bytes");
         let order = Order::MakeRoom(device, 3);

@@ -7,7 +7,7 @@ use crate::engine::base::side::Side;
 use crate::engine::session::Session;
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use mpsshim_control::closers::Stranger;
-use mpsshim_model::client::Credentials;
+use mpsshim_model::client::Newcomer;
 use mpsshim_proto::handshake::ClientHello;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -27,7 +27,7 @@ pub enum SlowTask {
     /// Move the device memory of a session back, then return the session to its dispatch thread.
     Refill(Box<Session>),
     /// Set up a session for a new client.
-    Setup(Stranger, Box<ClientHello>, Credentials),
+    Setup(Stranger, Box<ClientHello>, Newcomer),
 }
 
 /// How long a thread started beyond [`THREADS`] stays without work.

@@ -24,7 +24,7 @@ use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
 use mpsshim_control::panics;
 use mpsshim_control::seqpacket;
-use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent};
+use mpsshim_model::client::{ClientInfo, Credentials, EngineEvent, Newcomer};
 use mpsshim_model::limits::{Percentage, Terms};
 use mpsshim_model::mode::Mode;
 use mpsshim_model::partitions;
@@ -75,7 +75,7 @@ fn run(shared: &Arc<Shared>, spare: bool) {
             SlowTask::Move(session, to) => gate::run::move_on(shared, session, to),
             SlowTask::Evict(session) => suspending::evict(shared, session),
             SlowTask::Refill(session) => suspending::refill(shared, session),
-            SlowTask::Setup(socket, hello, who) => setup(shared, socket, &hello, who),
+            SlowTask::Setup(socket, hello, newcomer) => setup(shared, socket, &hello, newcomer),
         }
     }
     shared.lanes.slow.threads.fetch_sub(1, Ordering::Relaxed);
@@ -139,7 +139,8 @@ fn refuse(shared: &Shared, socket: &Stranger, who: Credentials, status: CUresult
     admission::refuse(&shared.roster.events, socket, who, status, why);
 }
 
-fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Credentials) {
+fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, newcomer: Newcomer) {
+    let Newcomer { who, namespace } = newcomer;
     if let Err(why) = admission::check_version(hello) {
         return refuse(shared, &socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
     }
@@ -147,6 +148,15 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
         let why = format!("the server's context is lost ({status})");
         return refuse(shared, &socket, who, CUDA_ERROR_MPS_SERVER_NOT_READY, why);
     }
+    let limits = shared.roster.limits.lock().clone();
+    let limits = match limits.in_namespace(namespace.as_deref()) {
+        Ok(limits) => limits,
+        Err(error) => {
+            let why = error.to_string();
+            admission::tell_reason(&socket, hello, &why);
+            return refuse(shared, &socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
+        }
+    };
     let Some(id) = shared.roster.admission.admit() else {
         let why = format!(
             "there are {} clients already",
@@ -160,7 +170,6 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
             why,
         );
     };
-    let limits = shared.roster.limits.lock().clone();
     let mut terms = Terms::new(&limits, hello);
     let chosen = hello.partition();
     let partitions = limits.partitions.as_ref();
@@ -209,7 +218,7 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, who: Crede
         shared,
         (id, partition),
         socket,
-        who,
+        Newcomer { who, namespace },
         (terms, account, places),
         &limits.guarantee,
     ) {
@@ -299,7 +308,7 @@ fn prepare(
     shared: &Arc<Shared>,
     (id, partition): (u64, Option<String>),
     socket: Stranger,
-    who: Credentials,
+    Newcomer { who, namespace }: Newcomer,
     (terms, account, places): (Terms, Account, Vec<Option<Place>>),
     guarantees: &BTreeMap<usize, u64>,
 ) -> Result<Box<Session>, Refusal> {
@@ -330,6 +339,7 @@ fn prepare(
         pid: who.pid,
         uid: who.uid,
         partition,
+        namespace,
     };
     let session_shared = Arc::new(SessionShared::new(
         info,
