@@ -14,28 +14,28 @@ use std::path::{Path, PathBuf};
 /// Devices that a program sees.
 const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 /// Two devices of 4 GiB.
-const TWO: (&str, &str) = ("SOFTGPU_DEVICES", "2");
+pub const TWO: (&str, &str) = ("SOFTGPU_DEVICES", "2");
 
 /// Exit status and text of a command of interface 3.
-fn ask(place: &Place, line: &str) -> (i32, String) {
+pub fn ask(place: &Place, line: &str) -> (i32, String) {
     let words: Vec<&str> = ["-p", "3"].into_iter().chain(line.split(' ')).collect();
     let done = place.control(&words);
     assert_eq!(done.err, "", "{line}");
     (done.code, done.out)
 }
 
-fn succeeds(place: &Place, line: &str) -> String {
+pub fn succeeds(place: &Place, line: &str) -> String {
     let (code, text) = ask(place, line);
     assert_eq!(code, 0, "{line}: {text}");
     text
 }
 
 /// A command that prints nothing.
-fn does(place: &Place, line: &str) {
+pub fn does(place: &Place, line: &str) {
     assert_eq!(ask(place, line), (0, String::new()), "{line}");
 }
 
-fn fails(place: &Place, line: &str, expected: &str) {
+pub fn fails(place: &Place, line: &str, expected: &str) {
     assert_eq!(ask(place, line), (1, format!("{expected}\n")), "{line}");
 }
 

@@ -1,5 +1,6 @@
 //! Namespaces of named servers (`-p 3`, `namespace create`), with clients on softgpu.
 
+use crate::named_servers::{TWO, ask, does, fails, succeeds};
 use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::control_daemon::{Place, has_ended, other_user, wait_until};
 use mpsshim_tests::peer::Peer;
@@ -10,33 +11,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::path::{Path, PathBuf};
 
-/// Two devices of 4 GiB.
-const TWO: (&str, &str) = ("SOFTGPU_DEVICES", "2");
 /// The names of the columns of `namespace list`.
 const COLUMNS: &str = "name,server,pipe-directory,pinned-memory-limit,active-thread-percentage,client-priority,context-ids";
-
-/// Exit status and text of a command of interface 3.
-fn ask(place: &Place, line: &str) -> (i32, String) {
-    let words: Vec<&str> = ["-p", "3"].into_iter().chain(line.split(' ')).collect();
-    let done = place.control(&words);
-    assert_eq!(done.err, "", "{line}");
-    (done.code, done.out)
-}
-
-fn succeeds(place: &Place, line: &str) -> String {
-    let (code, text) = ask(place, line);
-    assert_eq!(code, 0, "{line}: {text}");
-    text
-}
-
-/// A command that prints nothing.
-fn does(place: &Place, line: &str) {
-    assert_eq!(ask(place, line), (0, String::new()), "{line}");
-}
-
-fn fails(place: &Place, line: &str, expected: &str) {
-    assert_eq!(ask(place, line), (1, format!("{expected}\n")), "{line}");
-}
 
 /// Memory limit, percentage and priority of a namespace.
 fn limits(place: &Place, name: &str) -> [String; 3] {
