@@ -48,11 +48,26 @@ fn gate(place: &Place, server: &str) -> PathBuf {
     place.pipe().join(server).join("control")
 }
 
-/// A client that has a context.
-fn attached(control: &Path) -> Peer {
-    let mut peer = Peer::connect(control).expect("a client");
+/// A client that has a context. The server reports a client after it has answered it.
+fn attached(place: &Place, server: &str) -> Peer {
+    let socket = match server.starts_with("uid_") {
+        true => control(place),
+        false => gate(place, server),
+    };
+    let mut peer = Peer::connect(&socket).expect("a client");
     peer.attach().expect("attach");
+    wait_until("the client is listed", || {
+        !clients(place, server).is_empty()
+    });
     peer
+}
+
+/// The rows of a server's clients.
+fn clients(place: &Place, server: &str) -> String {
+    succeeds(
+        place,
+        &format!("client list --server={server} --format=csv,noheader"),
+    )
 }
 
 fn uuid(place: &Place, ordinal: usize) -> String {
@@ -82,13 +97,9 @@ fn several_servers_have_clients_devices_and_limits_of_their_own() {
     let (first, second) = (uuid(&place, 0), uuid(&place, 1));
     does(&place, "server create train --allowed-devices=1");
     does(&place, "server create both --allowed-devices=1,0");
-    let clients = [
-        attached(&control(&place)),
-        attached(&gate(&place, "train")),
-        attached(&gate(&place, "both")),
-    ];
     let usual = format!("uid_{}", place.uid());
     let names = [usual.as_str(), "train", "both"];
+    let connected = names.map(|name| attached(&place, name));
     let pids = names.map(|name| field(&place, name, "pid"));
     let pipe = place.pipe().display();
     let uid = place.uid();
@@ -108,10 +119,7 @@ fn several_servers_have_clients_devices_and_limits_of_their_own() {
             .iter()
             .zip([vec![&first, &second], vec![&second], vec![&second, &first]])
     {
-        let rows = succeeds(
-            &place,
-            &format!("client list --server={name} --format=csv,noheader"),
-        );
+        let rows = clients(&place, name);
         let found: Vec<&str> = rows
             .lines()
             .map(|row| row.split(',').nth(2).expect("a device"))
@@ -208,7 +216,7 @@ fn several_servers_have_clients_devices_and_limits_of_their_own() {
     );
 
     // A server ends by itself, and starts again with its next client and its limits.
-    drop(clients);
+    drop(connected);
     assert_eq!(place.control(&["shutdown_server", &pids[1]]).code, 0);
     let stopped = format!("train,{uid},,STOPPED,{pipe}/train,{second},\n");
     assert_eq!(
@@ -233,7 +241,7 @@ fn several_servers_have_clients_devices_and_limits_of_their_own() {
 fn a_server_with_clients_is_deleted_by_force_only() {
     let place = daemon_with(&[]);
     does(&place, "server create a");
-    let mut client = attached(&gate(&place, "a"));
+    let mut client = attached(&place, "a");
     let server = field(&place, "a", "pid");
     let own = std::process::id();
     fails(
@@ -253,7 +261,8 @@ fn a_server_with_clients_is_deleted_by_force_only() {
     // The name is free again, and a server without clients goes without force.
     does(&place, "server create a");
     let program = Survivor::start_in(&place.pipe().join("a"), &[]);
-    let rows = succeeds(&place, "client list --server=a --format=csv,noheader");
+    wait_until("the client is listed", || !clients(&place, "a").is_empty());
+    let rows = clients(&place, "a");
     let pid = rows.split(',').next().expect("a process id").to_owned();
     does(&place, &format!("client terminate {pid}"));
     assert_eq!(succeeds(&place, "client list --format=csv,noheader"), "");

@@ -31,10 +31,23 @@ fn folder(place: &Place, name: &str) -> PathBuf {
     place.pipe().join(name)
 }
 
+/// Waits for a client of a server's own namespace or of `SERVER/NAME`: the server reports a client after it has answered it.
+fn await_listed(place: &Place, name: &str) {
+    let name = match name.contains('/') {
+        true => name.to_owned(),
+        false => format!("{name}/default"),
+    };
+    wait_until("the client is listed", || {
+        let ids = succeeds(place, &format!("namespace get {name} context-ids"));
+        !ids.trim().is_empty()
+    });
+}
+
 /// A client that has a context.
 fn attached(place: &Place, name: &str) -> Peer {
     let mut peer = Peer::connect(&folder(place, name).join("control")).expect("a client");
     peer.attach().expect("attach");
+    await_listed(place, name);
     peer
 }
 
@@ -212,6 +225,7 @@ fn a_namespace_with_clients_is_deleted_by_force_only() {
     does(&place, "server create a");
     does(&place, "namespace create a/b");
     let mut stays = Survivor::start_in(&folder(&place, "a"), &[]);
+    await_listed(&place, "a");
     let mut client = attached(&place, "a/b");
     let own = std::process::id();
     fails(
