@@ -92,7 +92,8 @@ cp "$target"/package/*.deb "$target"/package/*.tar.gz "$out"
 printf '%s\n' "$notes" | sed '/./,$!d' >"$out/NOTES.md"
 if $images; then
     for image in mpsshim mpsshim-nbody; do
-        docker save "$image:$version" | gzip -9n >"$out/$image-$version-image.tar.gz"
+        docker save --output "$out/$image-$version-image.tar" "$image:$version"
+        gzip -9n "$out/$image-$version-image.tar"
     done
 fi
 (cd "$out" && sha256sum -- * >SHA256SUMS)

@@ -395,12 +395,15 @@ class Scenarios:
     def beside(self, name):
         count, waves, block_us, _ = BESIDE[name]
         *floods, ask = self.start(*[("flood", waves, block_us)] * count, ASK)
+        return self.requests_beside(name, floods, (ask, *self.LATENCIES))
+
+    def requests_beside(self, name, floods, ask):
+        """The floods without the requests, then with them."""
         floods = [(flood, "rate") for flood in floods]
         before = sum(values["rate"] for values in self.stretch(*floods))
-        *during, values = self.stretch(*floods, (ask, *self.LATENCIES))
+        *during, values = self.stretch(*floods, ask)
         rate = sum(values["rate"] for values in during)
-        found = latency(name, values, "mean", "p50", "p99")
-        return found | {
+        return latency(name, values, "mean", "p50", "p99") | {
             f"{name}_count": values["count"],
             f"{name}_rate_without": before,
             f"{name}_rate": rate,
@@ -409,18 +412,9 @@ class Scenarios:
 
     def many(self):
         *floods, ask = self.start(*[("flood", "40", 1000)] * 3, MANY)
-        floods, ask = [(flood, "rate") for flood in floods], (ask, *self.LATENCIES)
+        ask = (ask, *self.LATENCIES)
         (alone,) = self.stretch(ask)
-        before = sum(values["rate"] for values in self.stretch(*floods))
-        *during, values = self.stretch(*floods, ask)
-        rate = sum(values["rate"] for values in during)
-        found = latency("many_alone", alone, "mean", "p99") | latency("many", values, "mean", "p50", "p99")
-        return found | {
-            "many_count": values["count"],
-            "many_rate_without": before,
-            "many_rate": rate,
-            "many_keeps": percent(rate, before),
-        }
+        return latency("many_alone", alone, "mean", "p99") | self.requests_beside("many", floods, ask)
 
     def words(self):
         *copies, words = self.start(*[("copies", 256, "both")] * 3, ("words", 100))

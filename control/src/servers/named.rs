@@ -40,6 +40,17 @@ pub struct OwnLimits {
     pub memory: Option<BTreeMap<usize, u64>>,
 }
 
+impl OwnLimits {
+    /// Sets the given ones in `limits`.
+    fn apply(&self, limits: &mut Limits) {
+        limits.threads = self.threads.unwrap_or(limits.threads);
+        limits.priority = self.priority.unwrap_or(limits.priority);
+        if let Some(memory) = &self.memory {
+            limits.memory.clone_from(memory);
+        }
+    }
+}
+
 /// A named server, whether it has a process or not.
 pub struct Definition {
     pub(super) id: NamedId,
@@ -59,11 +70,7 @@ impl Definition {
     /// Limits of a server that is started now. `defaults`: those of the daemon.
     fn limits(&self, defaults: &Limits) -> Limits {
         let mut limits = self.named.limits(defaults);
-        limits.threads = self.own.threads.unwrap_or(limits.threads);
-        limits.priority = self.own.priority.unwrap_or(limits.priority);
-        if let Some(memory) = &self.own.memory {
-            limits.memory = memory.clone();
-        }
+        self.own.apply(&mut limits);
         limits
     }
 
@@ -288,13 +295,6 @@ impl Servers {
         if running.is_none() && defined.is_none() {
             return Err(not_found(name));
         }
-        let change = |limits: &mut Limits| {
-            limits.threads = new.threads.unwrap_or(limits.threads);
-            limits.priority = new.priority.unwrap_or(limits.priority);
-            if let Some(memory) = &new.memory {
-                limits.memory = memory.clone();
-            }
-        };
         if let Some(defined) = defined {
             let own = &mut defined.own;
             own.threads = new.threads.or(own.threads);
@@ -302,7 +302,7 @@ impl Servers {
             own.memory = new.memory.clone().or(own.memory.take());
         }
         match running {
-            Some(pid) => self.change_limits(pid, change),
+            Some(pid) => self.change_limits(pid, |limits| new.apply(limits)),
             None => Ok(()),
         }
     }

@@ -59,11 +59,20 @@ impl Green {
                 streams: KeptStreams::default(),
             }),
         };
-        for _ in 0..STREAMS_AHEAD {
-            let stream = green.create_stream(driver, 0)?;
-            green.end_stream(driver, 0, stream);
-        }
+        green.keep_streams(driver, STREAMS_AHEAD)?;
         Ok(green)
+    }
+
+    /// Creates streams of the lowest priority until `count` are kept. The device's context must be current.
+    ///
+    /// # Errors
+    /// Driver errors.
+    pub fn keep_streams(&self, driver: &Driver, count: usize) -> Result<(), CUresult> {
+        for _ in self.kept_streams()..count {
+            let stream = self.create_stream(driver, 0)?;
+            self.end_stream(driver, 0, stream);
+        }
+        Ok(())
     }
 
     /// The context to make current for working in it; `None` for a client's green context.
@@ -85,14 +94,6 @@ impl Green {
     /// Returns a kept stream of this priority, if available.
     pub fn take_kept(&self, priority: i32) -> Option<CUstream> {
         self.lasting.as_ref()?.streams.take(priority)
-    }
-
-    /// Returns a new stream of the lowest priority. The device's context must be current.
-    ///
-    /// # Errors
-    /// Driver errors.
-    pub fn take_new(&self, driver: &Driver) -> Result<CUstream, CUresult> {
-        self.create_stream(driver, 0)
     }
 
     /// Whether a kept stream of this priority is available.

@@ -452,8 +452,8 @@ pub struct ServerFlags {
     registration: Registration,
     free: Mutex<Vec<u32>>,
     rations: Arc<Rations>,
-    /// Whether the memory for [`ServerFlags::collect`] may still be written.
-    tray: Mutex<bool>,
+    /// Whether a failed copy may still write the memory for [`ServerFlags::collect`].
+    staging: Mutex<bool>,
 }
 
 /// Number of server flags.
@@ -479,7 +479,7 @@ pub const SCRATCH: u32 = 0;
 /// Bytes of all flags.
 const FLAGS_LEN: usize = SERVER_FLAGS * FLAG_STRIDE;
 /// Bytes behind the flags that [`ServerFlags::collect`] uses.
-pub const TRAY: usize = 64 << 10;
+const STAGING: usize = 64 << 10;
 
 impl ServerFlags {
     /// Allocates and registers the flags' memory.
@@ -487,7 +487,7 @@ impl ServerFlags {
     /// # Errors
     /// Driver errors.
     pub fn new(driver: &Driver) -> Result<ServerFlags, CUresult> {
-        let len = FLAGS_LEN + TRAY;
+        let len = FLAGS_LEN + STAGING;
         let mapping = sealed_memfd(c"mpsshim-flags", len as u64)
             .and_then(|fd| Mapping::new(fd.as_fd(), len))
             .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
@@ -496,11 +496,11 @@ impl ServerFlags {
             registration,
             free: Mutex::new((SCRATCH + 1..SERVER_FLAGS as u32).rev().collect()),
             rations: Rations::new(SERVER_FLAGS),
-            tray: Mutex::default(),
+            staging: Mutex::default(),
         })
     }
 
-    /// Has the GPU write up to [`TRAY`] bytes to pinned memory, and returns the first `len` of them. The function gets the
+    /// Has the GPU write up to [`STAGING`] bytes to pinned memory, and returns the first `len` of them. The function gets the
     /// host address, and returns when nothing is written there any more. `None` if another thread uses the memory.
     ///
     /// # Errors
@@ -510,20 +510,20 @@ impl ServerFlags {
         len: usize,
         write: impl FnOnce(u64) -> Result<(), CUresult>,
     ) -> Option<Result<Vec<u8>, CUresult>> {
-        let mut is_lost = self.tray.try_lock()?;
-        if *is_lost || len > TRAY {
+        let mut is_lost = self.staging.try_lock()?;
+        if *is_lost || len > STAGING {
             return None;
         }
-        // SAFETY: the mapping has TRAY bytes at this offset.
-        let tray = unsafe { self.registration.mapping().base().add(FLAGS_LEN) };
+        // SAFETY: the mapping has STAGING bytes at this offset.
+        let staging = unsafe { self.registration.mapping().base().add(FLAGS_LEN) };
         *is_lost = true;
-        if let Err(status) = write(tray as u64) {
+        if let Err(status) = write(staging as u64) {
             return Some(Err(status));
         }
         *is_lost = false;
         let mut bytes = vec![0; len];
-        // SAFETY: `len` bytes fit the tray, which lives as long as self; nothing writes there now.
-        unsafe { std::ptr::copy_nonoverlapping(tray, bytes.as_mut_ptr(), len) };
+        // SAFETY: `len` bytes fit the memory, which lives as long as self; nothing writes there now.
+        unsafe { std::ptr::copy_nonoverlapping(staging, bytes.as_mut_ptr(), len) };
         Some(Ok(bytes))
     }
 

@@ -148,10 +148,7 @@ impl Device {
                 let free = extent.multiprocessors(chunks.multiprocessors, chunks.size);
                 let place = partition.place(chunks.multiprocessors - free);
                 let green = place.green(driver, self)?;
-                for _ in green.kept_streams()..STREAMS {
-                    let stream = green.take_new(driver)?;
-                    green.end_stream(driver, 0, stream);
-                }
+                green.keep_streams(driver, STREAMS)?;
                 let total = chunks.multiprocessors;
                 let free = total - place.count;
                 Ok::<Confines, CUresult>(Confines { green, free, total })

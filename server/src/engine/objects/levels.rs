@@ -248,8 +248,8 @@ impl Levels {
     }
 
     /// The reserve that proved useful, or none, if that has changed since the previous call.
-    pub fn news_of_reserve(&mut self) -> Option<Option<Extent>> {
-        self.reserve.news()
+    pub fn take_change_of_reserve(&mut self) -> Option<Option<Extent>> {
+        self.reserve.take_change()
     }
 
     /// Whether a client has had kernels in flight lately.

@@ -55,7 +55,7 @@ impl Shared {
             if reserve.set_active(keeps) {
                 tracing::debug!(device, extent = ?keeps, "reserve for short kernels");
             }
-            match levels.news_of_reserve() {
+            match levels.take_change_of_reserve() {
                 Some(Some(extent)) => {
                     let (free, total) = reserve.multiprocessors(extent).unwrap_or_default();
                     tracing::info!(

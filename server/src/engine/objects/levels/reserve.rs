@@ -111,6 +111,17 @@ enum State {
     Checked { extent: Extent, time: f32 },
 }
 
+impl State {
+    /// Active from now on.
+    fn on(extent: Extent) -> State {
+        State::On {
+            extent,
+            since: 0.0,
+            useful: 0.0,
+        }
+    }
+}
+
 /// Whether a device keeps a part free, and why.
 #[derive(Debug, Default)]
 pub struct Decision {
@@ -123,8 +134,8 @@ pub struct Decision {
     clients: HashMap<u64, Rates>,
     /// Rates of all clients that fill the device, together.
     others: Rates,
-    /// The reserve that [`Decision::news`] has told.
-    told: Option<Extent>,
+    /// The reserve that [`Decision::take_change`] has returned.
+    reported: Option<Extent>,
 }
 
 /// A client of the device's main context, at an assignment of levels.
@@ -191,12 +202,12 @@ impl Decision {
     }
 
     /// The reserve that proved useful, or none, if that has changed since the previous call.
-    pub fn news(&mut self) -> Option<Option<Extent>> {
+    pub fn take_change(&mut self) -> Option<Option<Extent>> {
         let now = match self.state {
             State::On { extent, .. } | State::Checked { extent, .. } => Some(extent),
             State::Off | State::Tried { .. } => None,
         };
-        (std::mem::replace(&mut self.told, now) != now).then_some(now)
+        (std::mem::replace(&mut self.reported, now) != now).then_some(now)
     }
 
     fn count(&mut self, over: f32, members: &[Member]) {
@@ -255,14 +266,6 @@ impl Decision {
         State::Tried { extent, time: 0.0 }
     }
 
-    fn turn_on(&mut self, extent: Extent) -> State {
-        State::On {
-            extent,
-            since: 0.0,
-            useful: 0.0,
-        }
-    }
-
     /// Decides whether it stays active after a trial of `time` seconds.
     fn judge(&mut self, extent: Extent, time: f32) -> State {
         if self.gain(GAIN) {
@@ -270,7 +273,7 @@ impl Decision {
                 true => CHECKED.0,
                 false => CONFIRMED,
             };
-            return self.turn_on(extent);
+            return State::on(extent);
         }
         let mut all = self.clients.values();
         let measured = all.any(|one| one.with.get(ENOUGH).is_some());
@@ -325,7 +328,7 @@ impl Decision {
     fn check(&mut self, extent: Extent, time: f32) -> State {
         if self.gain(GAIN) {
             self.check = (2.0 * self.check).clamp(CHECKED.0, CHECKED.1);
-            return self.turn_on(extent);
+            return State::on(extent);
         }
         match time > TRIAL.1 || time > TRIAL.0 && self.is_known() {
             true => self.try_more(extent),
@@ -482,9 +485,9 @@ mod tests {
         pair.long = (10, 8);
         pair.run(3.0, true);
         assert_eq!(pair.extent, Some(Extent::Large));
-        assert_eq!(pair.decision.news(), Some(Some(Extent::Large)));
+        assert_eq!(pair.decision.take_change(), Some(Some(Extent::Large)));
         assert!(pair.run(60.0, true) > 0.95);
-        assert_eq!(pair.decision.news(), None);
+        assert_eq!(pair.decision.take_change(), None);
         pair.long.1 = 5;
         pair.run(60.0, true);
         let part = pair.run(60.0, true);
