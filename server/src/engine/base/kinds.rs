@@ -40,7 +40,7 @@ macro_rules! for_each_kind {
             /// An instance of a graph; the key is its handle.
             GraphExec = 21: 2, Instances, WithObject;
             /// Findings about an image, so that the next server need not analyze it; the key is the image.
-            Leaves = 22: 2, First, WithObject;
+            Leaves = 22: 3, First, WithObject;
             /// Time of an event's last record; the key is the event's handle.
             Time = 23: 1, Contents, WithObject;
             /// A limit of a device's context; the key is the server's ordinal, with the limit in the upper half.

@@ -202,8 +202,10 @@ pub fn is_constant(name: &str, size: u64) -> bool {
 
 /// Symbols whose addresses the code or data of a cubin uses. The driver chooses the addresses of variables when it loads a
 /// cubin, so each use has a relocation, in the code or in a constant bank that the code reads.
-enum Used {
+pub enum Used {
+    /// Possibly those of all symbols.
     All,
+    /// Of these.
     Some(HashSet<SymbolIndex>),
 }
 
@@ -212,7 +214,7 @@ const ADDRESSES: &[u8] = b".nv.constant4";
 
 impl Used {
     /// Those of all relocations but the debugger's; `None` beyond the budget.
-    fn of(file: &ElfFile64<'_, Endianness>, budget: &mut Budget) -> Option<Used> {
+    pub fn of(file: &ElfFile64<'_, Endianness>, budget: &mut Budget) -> Option<Used> {
         let (mut found, mut bank) = (HashSet::new(), Vec::new());
         for section in file.sections() {
             let name = section.name_bytes().unwrap_or_default();
@@ -249,7 +251,8 @@ impl Used {
         Some(Used::Some(found))
     }
 
-    fn has(&self, symbol: SymbolIndex) -> bool {
+    /// Whether the address of this symbol may be used.
+    pub fn has(&self, symbol: SymbolIndex) -> bool {
         match self {
             Used::All => true,
             Used::Some(found) => found.contains(&symbol),

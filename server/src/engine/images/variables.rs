@@ -7,7 +7,7 @@
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::pinned::is_affordable;
 use crate::engine::gpu::Gpu;
-use crate::engine::gpu::cubin::{Budget, EM_CUDA, KIND_TEXT, entries, is_constant};
+use crate::engine::gpu::cubin::{Budget, EM_CUDA, KIND_TEXT, Used, entries, is_constant};
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::footprint::{at_top, declarations, of_declaration, without_comments};
 use crate::engine::images::contents::{Content, Findings, Raw};
@@ -46,6 +46,8 @@ pub struct Variable {
     len: u64,
     /// Initially zero.
     zeros: bool,
+    /// Code may use its address. Only the client, by name, can write any other.
+    used: bool,
 }
 
 /// All variables of an image; `None` if they cannot be determined or exceed a limit.
@@ -153,6 +155,7 @@ fn of_cubin(bytes: &[u8]) -> Option<Vec<Variable>> {
         }
     }
     let mut found = Vec::new();
+    let used = Used::of(&file, &mut Budget::of_names(bytes)).unwrap_or(Used::All);
     for symbol in file.symbols() {
         let Some(index) = symbol.section_index() else {
             let name = symbol.name().ok()?;
@@ -183,6 +186,7 @@ fn of_cubin(bytes: &[u8]) -> Option<Vec<Variable>> {
                 name: [name.as_bytes(), b"\0"].concat().into(),
                 len: symbol.size(),
                 zeros: *zeros,
+                used: used.has(symbol.index()),
             });
         }
     }
@@ -222,6 +226,7 @@ fn of_text(bytes: &[u8]) -> Option<Vec<Variable>> {
                     name: [name.as_bytes(), b"\0"].concat().into(),
                     len,
                     zeros: !variable.contains('='),
+                    used: true,
                 });
             }
         }
@@ -244,6 +249,13 @@ enum Before {
 }
 
 impl Before {
+    fn bytes(&self) -> Box<[u8]> {
+        match self {
+            Before::Zeros(len) => vec![0; *len as usize].into(),
+            Before::Bytes(bytes) => bytes.clone(),
+        }
+    }
+
     /// Whether `bytes` equal the initial contents.
     fn is(&self, bytes: &[u8]) -> bool {
         match self {
@@ -318,16 +330,33 @@ impl AsLoaded {
         each.map(|((start, _), variable)| (*start, variable.len))
     }
 
-    /// Reads the current contents of each variable. No work of the image may be in flight.
+    /// Reads the current contents of each variable. If the client knows no variable of the image (`by_code`), those that no
+    /// code uses have their initial contents and are not read. No work of the image may be in flight.
     ///
     /// # Errors
     /// Driver errors; `CUDA_ERROR_OUT_OF_MEMORY` if the machine has too little memory.
-    pub fn read_again(&self, gpu: &Gpu, device: Ordinal) -> Result<Vec<Box<[u8]>>, CUresult> {
+    pub fn read_again(
+        &self,
+        gpu: &Gpu,
+        device: Ordinal,
+        by_code: bool,
+    ) -> Result<Vec<Box<[u8]>>, CUresult> {
         if !is_affordable(self.places().map(|(_, len)| len).sum()) {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        let places: Vec<_> = self.places().collect();
-        contents(gpu, &gpu.devices[device], &places)
+        let is_read = |variable: &Variable| variable.used || !by_code;
+        let each = self.places().zip(self.variables.iter());
+        let places: Vec<_> = each
+            .filter(|(_, variable)| is_read(variable))
+            .map(|(place, _)| place)
+            .collect();
+        let mut read = contents(gpu, &gpu.devices[device], &places)?.into_iter();
+        let each = self.variables.iter().zip(&self.held);
+        let now = each.map(|(variable, (_, before))| match is_read(variable) {
+            true => read.next().unwrap_or_default(),
+            false => before.bytes(),
+        });
+        Ok(now.collect())
     }
 
     /// Names, including their NUL, and current contents of the variables whose contents differ from the initial ones.
@@ -509,6 +538,34 @@ mod tests {
         );
         // Literals are never written.
         assert_eq!(of(".global .align 1 .b8 $str[2] = {65, 0};"), Some(vec![]));
+    }
+
+    #[test]
+    fn variables_of_a_cubin_are_used_if_code_or_data_names_them() {
+        macro_rules! fixture {
+            ($name:literal) => {
+                &include_bytes!(concat!("../../../../tests/fixtures/variables/", $name))[..]
+            };
+        }
+        let used = |cubin: &[u8]| {
+            let mut found = variables(cubin, 90).expect("a cubin");
+            found.sort_by(|one, other| one.name.cmp(&other.name));
+            let shown = |one: Variable| (String::from_utf8(one.name.into()).unwrap(), one.used);
+            found.into_iter().map(shown).collect::<Vec<_>>()
+        };
+        let named = |name: &str, is_used| (format!("{name}\0"), is_used);
+        assert_eq!(
+            used(fixture!("unused.sm_90.cubin")),
+            [named("counter", false), named("limits", false)]
+        );
+        assert_eq!(
+            used(fixture!("referenced.sm_90.cubin")),
+            ["counter", "target", "where"].map(|name| named(name, true))
+        );
+        assert_eq!(
+            used(fixture!("function.sm_90.cubin")),
+            [named("counter", true)]
+        );
     }
 
     #[test]

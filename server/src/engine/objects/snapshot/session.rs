@@ -206,7 +206,10 @@ impl Session {
             let bytes = variables.places().map(|(_, len)| len).sum();
             room = room.checked_sub(bytes).ok_or("they are too long")?;
             let began = Instant::now();
-            let now = variables.read_again(&shared.gpu, place.1);
+            let mut globals = self.objects.globals.values();
+            let is_of_it = |global: &Global| (global.image, global.device) == place;
+            let by_code = !globals.any(is_of_it);
+            let now = variables.read_again(&shared.gpu, place.1, by_code);
             tracing::debug!(
                 session = self.shared.info.session,
                 image = image.content().len(),
