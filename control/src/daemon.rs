@@ -675,6 +675,7 @@ impl Daemon {
                     let arrival = Arrival {
                         connection,
                         hello: *hello,
+                        packet: buffer[..len].to_vec(),
                         who,
                         namespace: None,
                     };

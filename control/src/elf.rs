@@ -1,6 +1,6 @@
 //! Predicts the loader: whether a library can be preloaded, and whether a program will preload it.
 
-use mpsshim_proto::release::{self, Release};
+use mpsshim_proto::release::{self, Release, ServerRelease};
 use object::elf::{EM_X86_64, ET_DYN, FileHeader64, PT_INTERP};
 use object::read::elf::{ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, FileKind, Object, ObjectSection, ReadCache};
@@ -48,10 +48,19 @@ fn read(path: &Path) -> Result<Option<Elf>, &'static str> {
 
 /// The release that a library names in its note; `None`: it names none.
 pub fn release(library: &Path) -> Option<Release> {
-    let cache = ReadCache::new(File::open(library).ok()?);
+    read_note(&File::open(library).ok()?, Release::read)
+}
+
+/// The release that a server names in its note; `None`: it names none.
+pub fn server_release(server: &File) -> Option<ServerRelease> {
+    read_note(server, ServerRelease::read)
+}
+
+fn read_note<T>(file: &File, read: impl Fn(&[u8]) -> Option<T>) -> Option<T> {
+    let cache = ReadCache::new(file);
     let file = ElfFile64::<Endianness, _>::parse(&cache).ok()?;
     let section = file.section_by_name(release::SECTION)?;
-    Release::read(section.data().ok()?)
+    read(section.data().ok()?)
 }
 
 /// Why a file cannot be preloaded, in words; `None`: it can.

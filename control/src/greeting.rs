@@ -5,15 +5,14 @@ use crate::takeover::{self, Introduction, MAGIC_SERVER};
 use crate::wire::Interface;
 use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::handshake::{
-    ClientHello, MAGIC_CLIENT, MAGIC_UI, MAGIC_UI_3, MAGIC_WELCOME, MAX_DEVICES, PROTOCOL_VERSION,
-    Welcome,
+    ClientHello, LONGEST_HELLO, MAGIC_CLIENT, MAGIC_UI, MAGIC_UI_3, MAGIC_WELCOME, MAX_DEVICES,
+    OLDEST_HELLO, PROTOCOL_VERSION, SHORTEST_HELLO, Welcome,
 };
-use zerocopy::FromBytes;
 
 /// Kinds of first packets.
 #[derive(Debug)]
 pub enum Greeting<'a> {
-    /// A client that speaks this protocol.
+    /// A client of this or another release.
     Client(Box<ClientHello>),
     /// The command line of a user interface.
     Command(Interface, &'a [u8]),
@@ -26,14 +25,14 @@ pub enum Greeting<'a> {
 /// Why a first packet is refused.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Unfit {
-    /// A client of another release.
+    /// A client of a release before the first.
     #[error(
-        "the client speaks protocol version {0}, this daemon speaks version {PROTOCOL_VERSION}; use a libmpsshim.so \
-         and an mps-control of the same release"
+        "the client speaks protocol version {0}, this daemon speaks versions from {OLDEST_HELLO} on; use a libmpsshim.so \
+         of a later release"
     )]
     Version(u32),
     /// A hello of a wrong length.
-    #[error("a hello of {0} bytes where {expected} were expected", expected = size_of::<ClientHello>())]
+    #[error("a hello of {0} bytes where {SHORTEST_HELLO} to {LONGEST_HELLO} were expected")]
     Length(usize),
     /// Something else.
     #[error("{0} bytes that are neither a client's hello nor a command")]
@@ -54,16 +53,16 @@ pub fn read(packet: &[u8]) -> Greeting<'_> {
     let Some(rest) = packet.strip_prefix(&MAGIC_CLIENT) else {
         return Greeting::Unfit(Unfit::Garbage(packet.len()));
     };
-    // The version first: a hello of another version may well have another length.
+    // The version first: a hello of an older version may well have another length.
     let Some(version) = rest.first_chunk().copied().map(u32::from_ne_bytes) else {
         return Greeting::Unfit(Unfit::Length(packet.len()));
     };
-    if version != PROTOCOL_VERSION {
+    if version < OLDEST_HELLO {
         return Greeting::Unfit(Unfit::Version(version));
     }
-    match ClientHello::read_from_bytes(packet) {
-        Ok(hello) => Greeting::Client(Box::new(hello)),
-        Err(_) => Greeting::Unfit(Unfit::Length(packet.len())),
+    match ClientHello::read(packet).filter(|_| packet.len() <= LONGEST_HELLO) {
+        Some(hello) => Greeting::Client(Box::new(hello)),
+        None => Greeting::Unfit(Unfit::Length(packet.len())),
     }
 }
 
@@ -121,6 +120,9 @@ mod tests {
         assert!(
             matches!(read(&hello(PROTOCOL_VERSION)), Greeting::Client(hello) if hello.table_hash == 9)
         );
+        // A later release's hello is as long as it is.
+        let later = [&hello(PROTOCOL_VERSION + 1)[..], b"more"].concat();
+        assert!(matches!(read(&later), Greeting::Client(_)));
         assert!(matches!(
             read(b"MPSUget_server_list"),
             Greeting::Command(Interface::Two, b"get_server_list")
@@ -131,6 +133,7 @@ mod tests {
         ));
         let introduction = Introduction {
             versions: takeover::Versions::OWN,
+            release: None,
             clients: 0,
             limits: mpsshim_model::limits::Limits::default(),
             quarantined: None,
@@ -143,21 +146,19 @@ mod tests {
     #[test]
     fn bad_first_packets() {
         let good = hello(PROTOCOL_VERSION);
-        let other = hello(PROTOCOL_VERSION + 1);
-        assert_eq!(unfit(&other), Unfit::Version(PROTOCOL_VERSION + 1));
-        assert_eq!(unfit(&other[..8]), Unfit::Version(PROTOCOL_VERSION + 1));
+        let other = hello(OLDEST_HELLO - 1);
+        assert_eq!(unfit(&other), Unfit::Version(OLDEST_HELLO - 1));
+        assert_eq!(unfit(&other[..8]), Unfit::Version(OLDEST_HELLO - 1));
         assert_eq!(unfit(&good[..7]), Unfit::Length(7));
         assert_eq!(unfit(&good[..63]), Unfit::Length(63));
-        assert_eq!(
-            unfit(&[&good[..], &[0]].concat()),
-            Unfit::Length(size_of::<ClientHello>() + 1)
-        );
+        let long = [&good[..], &[0; LONGEST_HELLO]].concat();
+        assert_eq!(unfit(&long), Unfit::Length(long.len()));
         assert_eq!(unfit(b"GET / HTTP/1.1\r\n"), Unfit::Garbage(16));
         assert_eq!(unfit(b"M"), Unfit::Garbage(1));
         let text = unfit(&other).to_string();
-        for version in [PROTOCOL_VERSION, PROTOCOL_VERSION + 1] {
+        for version in [OLDEST_HELLO, OLDEST_HELLO - 1] {
             assert!(
-                text.contains(&format!("version {version}")),
+                text.contains(&version.to_string()),
                 "both are named: {text}"
             );
         }

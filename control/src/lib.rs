@@ -40,6 +40,7 @@ mod process;
 pub mod program;
 pub mod prompt;
 pub mod quarantine;
+pub mod releases;
 pub mod seqpacket;
 pub mod servers;
 pub mod settings;

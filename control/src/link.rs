@@ -5,6 +5,7 @@
 //! reports events.
 
 use crate::closers::Stranger;
+use crate::logging::one_line;
 use crate::seqpacket;
 use crate::trace::Totals;
 use mpsshim_model::client::{ClientInfo, Credentials};
@@ -14,12 +15,19 @@ use mpsshim_model::suspension::{Placement, Unmoved};
 use mpsshim_proto::handshake::ClientHello;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use zerocopy::{FromBytes, IntoBytes};
+use strum::VariantNames;
 
-/// Version of these messages. Raised with any change to them: a daemon takes over no server of another version.
-pub const LINK_VERSION: u32 = 18;
+/// Version of these messages, raised with any change to them.
+///
+/// Daemon and server may be of different releases. Messages and their fields are therefore only added: a field that is added
+/// has a default, and a message that the other side does not know is ignored. A change of any other kind raises
+/// [`OLDEST_LINK`] too.
+pub const LINK_VERSION: u32 = 19;
+/// The oldest version of the other side with which these messages work.
+pub const OLDEST_LINK: u32 = 19;
 /// Longest packet, bytes: limits of as many namespaces and users as there may be, on all devices.
 pub(crate) const PACKET_LIMIT: usize = 112 * 1024;
 
@@ -38,7 +46,7 @@ pub struct Suspect {
 }
 
 /// Daemon to server.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, VariantNames)]
 pub enum ToServer {
     /// Take over the client whose connection comes with this packet.
     NewClient {
@@ -115,10 +123,10 @@ pub struct MoveMemory {
 }
 
 /// Request to hand over the sessions to a new server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandOver {
-    /// Fingerprint of the sessions that the next server can restore.
-    pub fingerprint: u64,
+    /// Formats of the sessions that the next server can restore.
+    pub formats: Vec<u64>,
     /// How long the sessions may take to come to rest, in milliseconds.
     pub patience_ms: u64,
     /// The sessions that cannot be handed over.
@@ -138,7 +146,7 @@ pub enum Others {
 }
 
 /// Server to daemon.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, VariantNames)]
 pub enum ToDaemon {
     /// The server accepts clients.
     Ready {
@@ -201,8 +209,8 @@ pub enum ToDaemon {
     Stopping,
     /// A standby has created its context and waits for sessions.
     Standby {
-        /// Fingerprint of the sessions that it can restore.
-        fingerprint: u64,
+        /// Formats of the sessions that it can restore.
+        formats: Vec<u64>,
     },
     /// The connection to a temporary keeper with the images of the sessions comes with this packet; without it, no images
     /// can be loaded ahead.
@@ -270,6 +278,11 @@ pub enum LinkError {
         "the link between daemon and server carried a packet of over {PACKET_LIMIT} bytes or descriptors too many"
     )]
     TooLong,
+    /// A message that this release does not know, with this name; the next packets can be received.
+    #[error(
+        "the link between daemon and server carried a message of another release, which is ignored: {0}"
+    )]
+    Unknown(String),
     /// A message without its descriptor, or a hello of a wrong length.
     #[error("the link between daemon and server carried a message without {0}")]
     Incomplete(&'static str),
@@ -287,8 +300,10 @@ impl LinkError {
 pub struct Arrival {
     /// Its connection.
     pub connection: Stranger,
-    /// Its hello.
+    /// Its hello, as far as this release knows it.
     pub hello: ClientHello,
+    /// The same as it came: a later release's may be longer.
+    pub packet: Vec<u8>,
     /// Its credentials.
     pub who: Credentials,
     /// The namespace of a named server by whose socket it came.
@@ -381,6 +396,29 @@ impl Link {
     pub(crate) fn receive<T: DeserializeOwned>(
         &self,
     ) -> Result<Option<(T, Option<Stranger>)>, LinkError> {
+        let Some((bytes, descriptor)) = self.receive_packet()? else {
+            return Ok(None);
+        };
+        Ok(Some((serde_json::from_slice(&bytes)?, descriptor)))
+    }
+
+    /// As [`Link::receive`], for messages of which the other side may know more.
+    fn receive_known<T: DeserializeOwned + VariantNames>(
+        &self,
+    ) -> Result<Option<(T, Option<Stranger>)>, LinkError> {
+        let Some((bytes, descriptor)) = self.receive_packet()? else {
+            return Ok(None);
+        };
+        match serde_json::from_slice(&bytes) {
+            Ok(message) => Ok(Some((message, descriptor))),
+            Err(error) => match name_of(&bytes).filter(|name| !T::VARIANTS.contains(&&name[..])) {
+                Some(name) => Err(LinkError::Unknown(one_line(&name))),
+                None => Err(error.into()),
+            },
+        }
+    }
+
+    fn receive_packet(&self) -> Result<Option<(Vec<u8>, Option<Stranger>)>, LinkError> {
         let mut buffer = vec![0; PACKET_LIMIT];
         let mut packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer, self.uid);
         // A peer that dies with packets unread causes one `ECONNRESET`; packets that it sent before can still be read.
@@ -394,10 +432,10 @@ impl Link {
         match packet {
             packet if packet.cut => Err(LinkError::TooLong),
             packet if packet.len == 0 => Ok(None),
-            packet => Ok(Some((
-                serde_json::from_slice(&buffer[..packet.len])?,
-                packet.descriptor,
-            ))),
+            packet => {
+                buffer.truncate(packet.len);
+                Ok(Some((buffer, packet.descriptor)))
+            }
         }
     }
 
@@ -405,7 +443,7 @@ impl Link {
     pub fn hand_over(&self, client: &Arrival) -> Result<(), LinkError> {
         let Credentials { pid, uid, gid } = client.who;
         let order = ToServer::NewClient {
-            hello: client.hello.as_bytes().to_vec(),
+            hello: client.packet.clone(),
             pid,
             uid,
             gid,
@@ -496,7 +534,7 @@ impl Link {
 
     /// The next order, for the server. `None`: the daemon is gone.
     pub fn next_order(&self) -> Result<Option<Order>, LinkError> {
-        match self.receive()? {
+        match self.receive_known()? {
             None => Ok(None),
             Some((ToServer::Shutdown { force }, _)) => Ok(Some(Order::Shutdown { force })),
             Some((ToServer::Terminate { session }, _)) => Ok(Some(Order::Terminate(session))),
@@ -536,12 +574,14 @@ impl Link {
                 let connection =
                     descriptor.ok_or(LinkError::Incomplete("the client's connection"))?;
                 let connection = Stranger::new(connection.into(), uid);
-                let hello = ClientHello::read_from_bytes(&hello)
-                    .map_err(|_| LinkError::Incomplete("a whole hello"))?;
+                let packet = hello;
+                let hello =
+                    ClientHello::read(&packet).ok_or(LinkError::Incomplete("a whole hello"))?;
                 let who = Credentials { pid, uid, gid };
                 Ok(Some(Order::NewClient(Box::new(Arrival {
                     connection,
                     hello,
+                    packet,
                     who,
                     namespace,
                 }))))
@@ -560,7 +600,18 @@ impl Link {
     pub fn next_report_with_descriptor(
         &self,
     ) -> Result<Option<(ToDaemon, Option<Stranger>)>, LinkError> {
-        self.receive()
+        self.receive_known()
+    }
+}
+
+/// The name of a message: a string, or the key of an object with one.
+fn name_of(bytes: &[u8]) -> Option<String> {
+    match serde_json::from_slice(bytes).ok()? {
+        Value::String(name) => Some(name),
+        Value::Object(fields) if fields.len() == 1 => {
+            fields.into_iter().next().map(|(name, _)| name)
+        }
+        _ => None,
     }
 }
 
@@ -585,7 +636,7 @@ mod tests {
     use mpsshim_model::policy::{MOST_USERS, Scheduling};
     use mpsshim_proto::handshake::{MAGIC_CLIENT, MAX_DEVICES, PROTOCOL_VERSION};
     use std::collections::BTreeMap;
-    use zerocopy::FromZeros;
+    use zerocopy::{FromZeros, IntoBytes};
 
     fn links() -> (Link, Link) {
         let (left, right) = seqpacket::pair().expect("pair");
@@ -618,6 +669,7 @@ mod tests {
             .hand_over(&Arrival {
                 connection: Stranger::new(ours, who.uid),
                 hello: hello(),
+                packet: [hello().as_bytes(), b"of a later release"].concat(),
                 who,
                 namespace: Some("train".into()),
             })
@@ -743,7 +795,7 @@ mod tests {
             ToDaemon::LoadedAhead,
             ToDaemon::Adopts,
             ToDaemon::Standby {
-                fingerprint: u64::MAX,
+                formats: vec![u64::MAX, 0],
             },
             ToDaemon::Stays { why: "busy".into() },
             ToDaemon::HandsOver { sessions: 9 },
@@ -771,7 +823,10 @@ mod tests {
             b"{\"Gone\":{\"session\":-1,\"pid\":1}}",
         ] {
             seqpacket::send(server.as_fd(), bytes, None).expect("send");
-            assert!(matches!(daemon.next_report(), Err(LinkError::Malformed(_))));
+            assert!(matches!(
+                daemon.next_report(),
+                Err(LinkError::Malformed(_) | LinkError::Unknown(_))
+            ));
         }
         let bare = ToServer::NewClient {
             hello: hello().as_bytes().to_vec(),
@@ -797,6 +852,32 @@ mod tests {
             server.next_order(),
             Err(LinkError::Incomplete("a whole hello"))
         ));
+    }
+
+    #[test]
+    fn a_message_of_a_later_release_is_ignored() {
+        let (daemon, server) = links();
+        for message in ["\"Later\"", "{\"Later\\n\":{\"a\":1}}"] {
+            seqpacket::send(daemon.as_fd(), message.as_bytes(), None).expect("send");
+            let ignored = server.next_order().expect_err("an unknown message");
+            assert!(
+                matches!(&ignored, LinkError::Unknown(name) if name.starts_with("Later") && !name.contains('\n')),
+                "{ignored}"
+            );
+        }
+        // A field that this release does not know; and a known message that is none.
+        seqpacket::send(
+            daemon.as_fd(),
+            b"{\"Shutdown\":{\"force\":true,\"in\":5}}",
+            None,
+        )
+        .expect("send");
+        assert!(matches!(
+            server.next_order(),
+            Ok(Some(Order::Shutdown { force: true }))
+        ));
+        seqpacket::send(daemon.as_fd(), b"{\"Shutdown\":{}}", None).expect("send");
+        assert!(matches!(server.next_order(), Err(LinkError::Malformed(_))));
     }
 
     #[test]

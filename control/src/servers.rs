@@ -16,6 +16,7 @@ mod quarantine;
 mod server;
 mod standby;
 mod traces;
+mod versions;
 mod waits;
 
 use super::defaults::Defaults;
@@ -24,6 +25,7 @@ use super::process::Process;
 use super::program::readers::{READ_PATIENCE, Readers, Reading};
 use super::program::{Identity, Program};
 use super::quarantine::Quarantine;
+use super::releases::{Executable, Releases};
 use super::spawn::{Launcher, Owner, Start};
 use crate::link::{Arrival, Link};
 use crate::logging::limit;
@@ -37,7 +39,7 @@ use mpsshim_model::device::DeviceInfo;
 use mpsshim_proto::handshake::{MAGIC_REFUSAL, WAIT_NOTICE};
 pub use named::{Definition, NamedId, OwnLimits, Wanted, not_found};
 pub use namespaces::{Entrance, Path as NamespacePath};
-use quarantine::{Coming, MOST_APART};
+use quarantine::{Coming, Lacking, MOST_APART};
 pub use server::{Client, Server, State};
 use standby::{Predecessor, Restart};
 use std::fs::File;
@@ -134,6 +136,7 @@ impl Waiting {
 /// All servers and all clients that wait.
 pub struct Servers {
     launcher: Launcher,
+    releases: Releases,
     defaults: Defaults,
     named: Vec<Definition>,
     last_named: NamedId,
@@ -166,6 +169,7 @@ impl Servers {
     pub fn new(launcher: Launcher, defaults: Defaults) -> io::Result<Servers> {
         let quarantine = Quarantine::new(launcher.quarantine());
         Ok(Servers {
+            releases: Releases::new(&launcher.executable()),
             launcher,
             defaults,
             named: Vec::new(),
@@ -312,10 +316,10 @@ impl Servers {
         }
         let program = identity.program.as_ref();
         let needs = quarantine::needed(&self.quarantine, &self.running, (owner, program));
-        let ready = self
-            .running
-            .iter()
-            .any(|server| server.serves(owner, needs) && server.state == State::Active);
+        let wire = waiting.client.hello.wire();
+        let ready = self.running.iter().any(|server| {
+            server.serves(owner, needs) && server.speaks(wire) && server.state == State::Active
+        });
         let what = if ready {
             "Server already exists"
         } else {
@@ -691,7 +695,12 @@ impl Servers {
             self.hand_over();
             self.end_unneeded();
             self.note_idle(Instant::now());
-            let Some((owner, program)) = self.without_server() else {
+            let Some(Lacking {
+                owner,
+                program,
+                wire,
+            }) = self.without_server()
+            else {
                 return;
             };
             if self.orphans_until.is_some() {
@@ -699,12 +708,17 @@ impl Servers {
             }
             if self.failures.too_many(owner, Instant::now()) {
                 self.give_up(owner);
-            } else if self.may_start(owner, program.as_ref()) {
-                self.start(owner, program, Start::Anew);
+            } else if self.may_start(owner, program.as_ref(), wire) {
+                match self.executable_for(wire) {
+                    Ok(executable) => {
+                        self.start((owner, program), Start::Anew, &executable);
+                    }
+                    Err(why) => self.refuse_unspoken(wire, &why),
+                }
             } else {
                 // Another user's servers, or one of the same user that is ending. Those that work go on: the ranks of
                 // a parallel program must all be served.
-                let idle = self.servers_in_the_way(owner, program.as_ref());
+                let idle = self.servers_in_the_way(owner, program.as_ref(), wire);
                 let running = self.running.iter_mut();
                 for server in running.filter(|server| idle.contains(&server.pid)) {
                     tracing::info!(
@@ -729,8 +743,10 @@ impl Servers {
             };
             let seeks = (waiting.owner, waiting.program());
             let needs = quarantine::needed(list, running, seeks);
+            let wire = waiting.client.hello.wire();
             let takes = |server: &&mut Server| {
                 server.serves(waiting.owner, needs)
+                    && server.speaks(wire)
                     && server.state == State::Active
                     && !server.link_full
                     && server.has_room()
@@ -779,9 +795,15 @@ impl Servers {
     }
 
     /// Returns the new server's process id. `program`: the quarantined program that the server is for.
-    fn start(&mut self, owner: Owner, program: Option<Program>, start: Start) -> Option<i32> {
+    fn start(
+        &mut self,
+        (owner, program): (Owner, Option<Program>),
+        start: Start,
+        executable: &Arc<Executable>,
+    ) -> Option<i32> {
         let limits = self.limits_for_owner(owner);
-        let started = (self.launcher).start((owner, program.as_ref()), &limits, &start);
+        let whose = (owner, program.as_ref());
+        let started = (self.launcher).start(executable, whose, &limits, &start);
         match started {
             Ok((child, link, owner)) => {
                 let pid = child.id();
@@ -799,6 +821,14 @@ impl Servers {
                 let trusted = self.launcher.trusts(owner.uid);
                 let identity = (pid as i32, owner);
                 let mut server = Server::new(identity, trusted, process, link, limits);
+                server.release = executable.spoken().clone();
+                server.executable = Some(Arc::clone(executable));
+                if !self.releases.is_installed(executable) {
+                    tracing::info!(
+                        "Server {pid} is of release {}, not of the installed one",
+                        server.release.version
+                    );
+                }
                 match start {
                     Start::Anew => {}
                     Start::With(keeper) => server.keeper = Some(keeper),

@@ -4,6 +4,7 @@ use crate::closers::Stranger;
 use crate::link::Link;
 use crate::program::Program;
 use crate::quarantine::QuarantinePolicy;
+use crate::releases::Executable;
 use crate::seqpacket;
 use crate::servers::NamedId;
 use crate::settings::{self, Settings};
@@ -59,9 +60,8 @@ impl Owner {
     }
 }
 
-/// Starts servers, all with the same executable, settings and log.
+/// Starts servers, all with the same settings and log.
 pub struct Launcher {
-    executable: PathBuf,
     settings: Settings,
     log: File,
 }
@@ -85,11 +85,12 @@ pub enum Start {
 impl Launcher {
     /// Servers log to `log`, which is opened for appending.
     pub fn new(settings: Settings, log: File) -> Launcher {
-        Launcher {
-            executable: server_executable(&settings),
-            settings,
-            log,
-        }
+        Launcher { settings, log }
+    }
+
+    /// The path of the installed executable.
+    pub fn executable(&self) -> PathBuf {
+        server_executable(&self.settings)
     }
 
     /// Servers that are started from now on log to this file.
@@ -161,13 +162,14 @@ impl Launcher {
     /// owner with the group that the server runs with, if that is not the daemon's own.
     pub fn start(
         &self,
+        executable: &Executable,
         (owner, quarantined): (Owner, Option<&Program>),
         limits: &Limits,
         start: &Start,
     ) -> Result<(Child, Link, Owner), SpawnError> {
         let (ours, theirs) = seqpacket::pair()?;
         seqpacket::set_nonblocking(&ours, true)?;
-        let mut command = self.command()?;
+        let mut command = self.prepare(executable.command())?;
         let visible = limits.named.as_deref().and_then(Named::visible_devices);
         if let Some(visible) = visible {
             command.env("CUDA_VISIBLE_DEVICES", visible);
@@ -224,7 +226,7 @@ impl Launcher {
         }
         let link = Link::to_user(Stranger::new(ours, uid), uid);
         let owner = Owner { gid, ..owner };
-        Ok((self.spawn(&mut command)?, link, owner))
+        Ok((spawn(&mut command, executable.path())?, link, owner))
     }
 
     /// Starts a process that prints the devices as one line of JSON.
@@ -238,17 +240,17 @@ impl Launcher {
     }
 
     fn describe(&self, option: &str) -> Result<Child, SpawnError> {
-        let mut command = self.command()?;
+        let path = self.executable();
+        let mut command = self.prepare(Command::new(&path))?;
         command
             .arg(option)
             .stdin(Stdio::null())
             .stdout(Stdio::piped());
-        self.spawn(&mut command)
+        spawn(&mut command, &path)
     }
 
-    /// The command line common to all processes of the server's executable.
-    fn command(&self) -> io::Result<Command> {
-        let mut command = Command::new(&self.executable);
+    /// Adds the settings that are common to all processes of servers' executables.
+    fn prepare(&self, mut command: Command) -> io::Result<Command> {
         command.stderr(self.log.try_clone()?);
         command.current_dir("/").process_group(0);
         self.settings.hand_on(&mut command);
@@ -273,13 +275,13 @@ impl Launcher {
         }
         Ok(command)
     }
+}
 
-    fn spawn(&self, command: &mut Command) -> Result<Child, SpawnError> {
-        command.spawn().map_err(|source| SpawnError::Execute {
-            path: self.executable.clone(),
-            source,
-        })
-    }
+fn spawn(command: &mut Command, path: &Path) -> Result<Child, SpawnError> {
+    command.spawn().map_err(|source| SpawnError::Execute {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// The executable of servers.

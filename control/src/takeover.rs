@@ -4,8 +4,9 @@
 //! of [`MAGIC_SERVER`] and an [`Introduction`]. The daemon answers with one packet, a [`Verdict`]. A connection that
 //! was taken over is the link from then on, and the server reports on it everything that the daemon has to know.
 
-use crate::link::{LINK_VERSION, Link, LinkError};
+use crate::link::{LINK_VERSION, Link, LinkError, OLDEST_LINK};
 use crate::program::Program;
+use crate::releases::Spoken;
 use crate::seqpacket;
 use crossbeam_channel::{Receiver, bounded};
 use mpsshim_model::limits::Limits;
@@ -21,13 +22,16 @@ pub const MAGIC_SERVER: [u8; 4] = *b"MPSV";
 /// How often a server looks for a daemon: a refused `connect`, some microseconds.
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// The versions that must be the same on both sides.
+/// The versions that one side of the link speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Versions {
-    /// [`PROTOCOL_VERSION`]: new clients are handed to the server.
+    /// [`PROTOCOL_VERSION`] of its own library.
     pub protocol: u32,
     /// [`LINK_VERSION`].
     pub link: u32,
+    /// [`OLDEST_LINK`]; releases without this field speak no other version.
+    #[serde(default)]
+    pub oldest_link: u32,
 }
 
 impl Versions {
@@ -35,14 +39,27 @@ impl Versions {
     pub const OWN: Versions = Versions {
         protocol: PROTOCOL_VERSION,
         link: LINK_VERSION,
+        oldest_link: OLDEST_LINK,
     };
+
+    /// Whether daemon and server can work together, each with the versions of the link that it speaks.
+    pub fn fit(self, other: Versions) -> bool {
+        let oldest = |of: Versions| match of.oldest_link {
+            0 => of.link,
+            oldest => oldest,
+        };
+        self.link >= oldest(other) && other.link >= oldest(self)
+    }
 }
 
 /// A server's description of itself. Its user and process id come from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Introduction {
-    /// The server's versions; in an introduction of another version only this field is parsed.
+    /// The server's versions; in an introduction of a version that does not fit only this field is parsed.
     pub versions: Versions,
+    /// Its release; `None`: this one.
+    #[serde(default)]
+    pub release: Option<Spoken>,
     /// Number of its clients.
     pub clients: usize,
     /// Limits of future clients.
@@ -84,7 +101,7 @@ impl Introduction {
             versions: Versions,
         }
         let OfAnyVersion { versions } = serde_json::from_slice(json)?;
-        if versions != Versions::OWN {
+        if !versions.fit(Versions::OWN) {
             return Err(Unknown::Version(versions));
         }
         Ok(serde_json::from_slice(json)?)
@@ -162,10 +179,30 @@ mod tests {
     fn introduction() -> Introduction {
         Introduction {
             versions: Versions::OWN,
+            release: None,
             clients: 3,
             limits: Limits::default(),
             quarantined: Some(Program::named(7, "/opt/nbody")),
         }
+    }
+
+    #[test]
+    fn releases_fit_as_far_as_each_speaks_the_other_s_link() {
+        let versions = |oldest_link, link| Versions {
+            protocol: 1,
+            link,
+            oldest_link,
+        };
+        let fit = |one, other| {
+            assert_eq!(Versions::fit(one, other), Versions::fit(other, one));
+            Versions::fit(one, other)
+        };
+        assert!(fit(versions(19, 21), versions(19, 19)));
+        assert!(fit(versions(19, 21), versions(21, 25)));
+        assert!(!fit(versions(20, 21), versions(18, 19)));
+        // A release before the oldest version was named.
+        assert!(fit(versions(18, 21), versions(0, 18)));
+        assert!(!fit(versions(19, 21), versions(0, 18)));
     }
 
     #[test]

@@ -8,8 +8,9 @@
 //!
 //! A user interface (`mps-control COMMAND`) sends [`MAGIC_UI`] or [`MAGIC_UI_3`] followed by the command line instead.
 
+use std::fmt;
 use std::time::Duration;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Environment variable: active-thread percentage, 0 to 100; a client's own, and the daemon's default.
 pub const ACTIVE_THREAD_PERCENTAGE: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
@@ -43,6 +44,22 @@ pub const WAIT_NOTICE: Duration = Duration::from_secs(1);
 /// Version of the wire format. Raised with any change to messages, ring, segment or handshake.
 pub const PROTOCOL_VERSION: u32 = 7;
 
+/// The protocol that the library of a release speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Wire {
+    /// [`PROTOCOL_VERSION`], which covers the changes that no declaration shows: the meaning of messages, and the rules for
+    /// writing shared memory.
+    pub protocol: u32,
+    /// [`crate::wire::fingerprint`] of the declarations.
+    pub fingerprint: u64,
+}
+
+impl fmt::Display for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "protocol {}, {:016x}", self.protocol, self.fingerprint)
+    }
+}
+
 /// Descriptors of a [`Welcome`] in proxy mode, in order.
 pub const WELCOME_DESCRIPTORS: [&str; 2] = ["segment (sealed memfd)", "doorbell (eventfd)"];
 
@@ -61,6 +78,14 @@ pub const VISIBLE_LEN: usize = MAX_DEVICES * 41;
 
 /// Bytes of [`ClientHello::partition`]: a UUID, a slash, a number, and one more, which tells that a name is too long.
 pub const PARTITION_LEN: usize = 56;
+
+/// The oldest [`PROTOCOL_VERSION`] with a [`ClientHello`] of which this one is a continuation: fields are only ever added,
+/// at the end.
+pub const OLDEST_HELLO: u32 = 7;
+/// Bytes of the hello of [`OLDEST_HELLO`].
+pub const SHORTEST_HELLO: usize = 784;
+/// Longest hello that is passed on, bytes.
+pub const LONGEST_HELLO: usize = 4096;
 
 /// First packet of a client. 784 bytes.
 #[repr(C)]
@@ -100,6 +125,26 @@ pub struct ClientHello {
 }
 
 impl ClientHello {
+    /// Reads the hello of a client of any release since [`OLDEST_HELLO`]: fields that a shorter one lacks are 0, and those
+    /// behind the known ones do not count. `None`: it lacks fields that each has had.
+    pub fn read(packet: &[u8]) -> Option<ClientHello> {
+        if packet.len() < SHORTEST_HELLO {
+            return None;
+        }
+        let mut hello = ClientHello::new_zeroed();
+        let known = packet.len().min(size_of::<ClientHello>());
+        hello.as_mut_bytes()[..known].copy_from_slice(&packet[..known]);
+        Some(hello)
+    }
+
+    /// The wire that the client speaks.
+    pub fn wire(&self) -> Wire {
+        Wire {
+            protocol: self.protocol,
+            fingerprint: self.table_hash,
+        }
+    }
+
     /// Sets `CUDA_VISIBLE_DEVICES`. A value that is too long counts as not set.
     #[must_use]
     pub fn with_visible(mut self, list: Option<&[u8]>) -> ClientHello {
@@ -206,7 +251,6 @@ pub struct DescriptorNote {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use zerocopy::FromZeros;
 
     #[test]
     fn a_list_of_devices_is_taken_whole_or_not_at_all() {
@@ -224,6 +268,19 @@ mod tests {
         let mut hostile = with(b"1");
         hostile.visible_len = u32::MAX;
         assert_eq!(hostile.visible(), None);
+    }
+
+    #[test]
+    fn a_hello_of_another_release_is_read_as_far_as_it_is_known() {
+        assert_eq!(SHORTEST_HELLO, size_of::<ClientHello>());
+        let mut hello = ClientHello::new_zeroed().with_partition(Some(b"GPU-00/1"));
+        (hello.protocol, hello.table_hash) = (9, 77);
+        let mut packet = hello.as_bytes().to_vec();
+        packet.extend(b"of a later release");
+        let read = ClientHello::read(&packet).expect("a hello");
+        assert_eq!(read.partition().as_deref(), Some("GPU-00/1"));
+        assert_eq!((read.wire().protocol, read.wire().fingerprint), (9, 77));
+        assert!(ClientHello::read(&packet[..SHORTEST_HELLO - 1]).is_none());
     }
 
     #[test]

@@ -3,32 +3,46 @@
 //!
 //! They are read from the declarations themselves, so that a change to one of them always changes the fingerprint:
 //! every entry point, every operation, every struct that travels, every field of the memory that both sides map.
+//!
+//! A server also speaks the [wires](Wire) of earlier releases whose facts all still hold ([`SPOKEN`]).
 
 use crate::direct::{self, Page, Turn};
-use crate::handshake::{ClientHello, DescriptorNote, Welcome};
+use crate::handshake::{ClientHello, DescriptorNote, PROTOCOL_VERSION, Welcome, Wire};
 use crate::ops::Op;
 use crate::segment::{self, FaultCounts, Header, Progress, Sleeper};
 use crate::user_memory::{self, UserMemory};
 use crate::{arena, message, ring};
 use mpsshim_api::cuda;
 use mpsshim_api::table::TABLE;
+use std::iter;
 use std::mem::offset_of;
 use std::sync::LazyLock;
 
-/// A number that differs between builds with different protocols. [`crate::handshake::PROTOCOL_VERSION`] covers the
-/// changes that no declaration shows: the meaning of messages, and the rules for writing shared memory.
+/// The wire of this release's library. A test fails, and names the right number, if the fingerprint is another one.
+pub const OWN: Wire = Wire {
+    protocol: PROTOCOL_VERSION,
+    fingerprint: 0x0206_132d_5334_0589,
+};
+
+/// The wires that this release's server speaks, its own first.
+pub const SPOKEN: &[Wire] = &[OWN];
+
+/// Whether this release's server speaks a wire.
+pub fn is_spoken(wire: Wire) -> bool {
+    SPOKEN.contains(&wire)
+}
+
+/// A number that differs between builds with different declarations.
 pub fn fingerprint() -> u64 {
     static FINGERPRINT: LazyLock<u64> = LazyLock::new(|| {
-        let mut hash = Fnv::new();
-        for fact in facts() {
-            hash.text(&fact);
-        }
-        hash.0
+        let facts: Vec<String> = facts().collect();
+        fingerprint_of(facts.iter().map(String::as_str))
     });
     *FINGERPRINT
 }
 
-fn facts() -> impl Iterator<Item = String> {
+/// The facts, in words, in an order that does not change.
+pub fn facts() -> impl Iterator<Item = String> {
     let entry_points = TABLE.iter().map(|row| format!("{row:?}"));
     let operations = Op::ALL.iter().map(|op| {
         let (number, kind) = (*op as u16, op.kind());
@@ -40,6 +54,13 @@ fn facts() -> impl Iterator<Item = String> {
         .chain(operations)
         .chain(structs)
         .chain(shared_memory())
+}
+
+/// The fingerprint of the facts of another release.
+pub fn fingerprint_of<'a>(facts: impl Iterator<Item = &'a str>) -> u64 {
+    let mut hash = Fnv::new();
+    facts.for_each(|fact| hash.text(fact));
+    hash.0
 }
 
 /// Name, fields and bytes of each struct of plain words.
@@ -66,6 +87,15 @@ macro_rules! layout {
     };
 }
 
+macro_rules! offsets {
+    ($name:ident: $($field:ident)*) => {
+        format!(
+            concat!(stringify!($name), $(" ", stringify!($field), " {}"),*),
+            $(offset_of!($name, $field)),*
+        )
+    };
+}
+
 macro_rules! constants {
     ($($name:path)*) => {
         [$(format!(concat!(stringify!($name), " {}"), $name)),*]
@@ -75,8 +105,6 @@ macro_rules! constants {
 /// The parts of the packets and of the shared memory that are not declared by those structs.
 fn shared_memory() -> impl Iterator<Item = String> {
     let layouts = [
-        layout!(ClientHello: magic protocol table_hash pid mode active_thread_centipercent priority nvidia_mps visible_listed
-            visible_len required notices visible),
         layout!(Welcome: magic protocol status mode session segment_len host_arena host_arena_len device_arena
             device_arena_len server_pid device_count devices multiprocessors memory active_thread_centipercent priority),
         layout!(DescriptorNote: token len),
@@ -95,7 +123,10 @@ fn shared_memory() -> impl Iterator<Item = String> {
         arena::HOST_ARENA arena::HOST_ARENA_LEN arena::DEVICE_ARENA arena::DEVICE_ARENA_STRIDE arena::VIRTUAL_ARENA
         arena::VIRTUAL_ARENA_LEN arena::MANAGED_OFFSET
     };
-    layouts.into_iter().chain(constants)
+    // A hello may grow at its end: a reader takes the fields that it knows.
+    let hello = offsets!(ClientHello: magic protocol table_hash pid mode active_thread_centipercent priority nvidia_mps
+        visible_listed visible_len required notices visible partition_len partition);
+    iter::once(hello).chain(layouts).chain(constants)
 }
 
 /// FNV-1a, 64 bits.
@@ -134,6 +165,17 @@ mod tests {
         let all = [of(&["a", "b"]), of(&["ab"]), of(&["b", "a"]), of(&["a"])];
         assert_eq!(HashSet::from(all).len(), all.len());
         assert_eq!(fingerprint(), fingerprint());
+    }
+
+    #[test]
+    fn the_declared_fingerprint_is_that_of_the_declarations() {
+        assert_eq!(
+            OWN.fingerprint,
+            fingerprint(),
+            "the declarations have changed: set the fingerprint in OWN to {:#018x}",
+            fingerprint()
+        );
+        assert_eq!(SPOKEN.first(), Some(&OWN));
     }
 
     #[test]
@@ -210,8 +252,8 @@ mod tests {
             facts.len(),
             TABLE.len() + Op::ALL.len() + structs().count() + shared.len()
         );
-        let hello = format!("ClientHello {} magic 0", size_of::<ClientHello>());
-        assert!(shared.iter().any(|fact| fact.starts_with(&hello)));
+        let hello = "ClientHello magic 0 protocol 4 ";
+        assert!(shared.iter().any(|fact| fact.starts_with(hello)));
         let ring = format!("segment::RING {}", segment::RING);
         assert!(shared.contains(&ring) && facts.contains(&ring));
         let launch = ("Launch", size_of::<message::Launch>());

@@ -6,7 +6,7 @@ use mpsshim_api::cuda::CUresult;
 use mpsshim_control::user_memory::Users;
 use mpsshim_model::client::{Credentials, EngineEvent};
 use mpsshim_proto::handshake::{
-    ClientHello, LONGEST_REASON, MAGIC_REFUSAL, MAGIC_WELCOME, PROTOCOL_VERSION, Welcome,
+    ClientHello, LONGEST_REASON, MAGIC_REFUSAL, MAGIC_WELCOME, PROTOCOL_VERSION, Welcome, Wire,
 };
 use mpsshim_proto::{shm, wire};
 use std::os::fd::{AsFd, OwnedFd};
@@ -69,27 +69,25 @@ impl Admission {
     }
 }
 
-/// Whether client and server are of the same version.
+/// Whether this server speaks the client's wire.
 ///
 /// # Errors
 /// How they differ, in words.
-pub fn check_version(hello: &ClientHello) -> Result<(), String> {
-    if hello.protocol == PROTOCOL_VERSION && hello.table_hash == wire::fingerprint() {
+pub fn check_wire(spoken: Wire) -> Result<(), String> {
+    if wire::is_spoken(spoken) {
         return Ok(());
     }
     Err(format!(
-        "the client's library is of another version (protocol {}, table {:016x}; here {PROTOCOL_VERSION}, {:016x})",
-        hello.protocol,
-        hello.table_hash,
-        wire::fingerprint()
+        "the client's library is of another release ({spoken}; here {})",
+        wire::OWN
     ))
 }
 
-/// A welcome that contains only its header and this status.
-pub fn welcome(status: CUresult) -> Welcome {
+/// A welcome for a client that speaks this version of the protocol, which contains only its header and this status.
+pub fn welcome(protocol: u32, status: CUresult) -> Welcome {
     let mut welcome = Welcome::new_zeroed();
     welcome.magic = MAGIC_WELCOME;
-    welcome.protocol = PROTOCOL_VERSION;
+    welcome.protocol = protocol;
     welcome.status = status.0;
     welcome.server_pid = std::process::id();
     welcome
@@ -115,7 +113,11 @@ pub fn refuse(
     status: CUresult,
     why: String,
 ) {
-    let _ = shm::send_packet(socket.as_fd(), welcome(status).as_bytes(), &[]);
+    let _ = shm::send_packet(
+        socket.as_fd(),
+        welcome(PROTOCOL_VERSION, status).as_bytes(),
+        &[],
+    );
     let _ = events.send(EngineEvent::Refused(who.pid, status.0, why));
 }
 

@@ -27,7 +27,7 @@ pub use objects::runs;
 use crate::admission::Admission;
 use crate::keeper::Keeper;
 use base::bounds::STACK;
-pub use base::description::fingerprint;
+pub use base::description::FORMATS;
 use base::keeping::Keeping;
 use base::printing::Printing;
 use base::side::Side;
@@ -272,8 +272,8 @@ impl Engine {
         self.shared.trace(run)
     }
 
-    /// Brings the sessions to rest within `patience`, for the next server, and sends their numbers. `others`: sessions that
-    /// cannot continue elsewhere. If they stay, the objects of the rest are freed, with [`EngineEvent::Gone`] for each, and
+    /// Brings the sessions to rest within `patience`, for the next server, which restores these formats, and sends their
+    /// numbers. `others`: sessions that cannot continue there. If they stay, the objects of the rest are freed, with [`EngineEvent::Gone`] for each, and
     /// a connection to their new keeper is sent ([`Leaving::parting`]). If all are at rest, nothing is executed any more,
     /// and the process has to end.
     ///
@@ -283,6 +283,7 @@ impl Engine {
         &self,
         patience: Duration,
         others: Others,
+        formats: Vec<u64>,
         outcome: Sender<Rested>,
     ) -> std::io::Result<()> {
         let shared = Arc::clone(&self.shared);
@@ -292,7 +293,7 @@ impl Engine {
             .name("hand-over".into())
             .spawn(move || {
                 // Sending fails only if the requester has gone.
-                let _ = outcome.send(shared.hand_over(patience, others));
+                let _ = outcome.send(shared.hand_over(patience, others, &formats));
             });
         started.map(drop)
     }

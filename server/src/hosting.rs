@@ -350,7 +350,7 @@ impl Host for Hosting {
         matches!(self.parts.lock().proxy, Proxy::Running(_))
     }
 
-    fn hand_over(&self, patience: Duration, others: Others) -> Receiver<Rested> {
+    fn hand_over(&self, patience: Duration, others: Others, formats: Vec<u64>) -> Receiver<Rested> {
         let (sender, outcome) = bounded(1);
         let parts = self.parts.lock();
         let direct = parts
@@ -361,10 +361,12 @@ impl Host for Hosting {
             _ if direct > 0 => Err(format!("{direct} clients are in direct mode")),
             Proxy::Absent(_) | Proxy::Failed(_) => Ok(Leaving::default()),
             Proxy::Starting(_) => Err("it is starting".into()),
-            Proxy::Running(engine) => match engine.hand_over(patience, others, sender.clone()) {
-                Ok(()) => return outcome,
-                Err(error) => Err(error.to_string()),
-            },
+            Proxy::Running(engine) => {
+                match engine.hand_over(patience, others, formats, sender.clone()) {
+                    Ok(()) => return outcome,
+                    Err(error) => Err(error.to_string()),
+                }
+            }
         };
         let _ = sender.send(settled);
         outcome

@@ -7,5 +7,6 @@ pub mod engine;
 pub mod hosting;
 pub mod keeper;
 pub mod nvml;
+pub mod release;
 pub mod serve;
 pub mod standby;

@@ -7,6 +7,7 @@
 use crate::engine;
 use crate::engine::{Leaving, Parting, Rested};
 use crate::keeper::Keeper;
+use crate::release;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never, select, unbounded};
 use mpsshim_api::cuda::CUresult;
 use mpsshim_control::link::{
@@ -71,9 +72,14 @@ pub trait Host {
     fn keeper(&self) -> Option<OwnedFd> {
         None
     }
-    /// Brings the sessions to rest, so that the next server can continue them. `others` are those that cannot be handed
-    /// over.
-    fn hand_over(&self, _patience: Duration, _others: Others) -> Receiver<Rested> {
+    /// Brings the sessions to rest, so that the next server, which restores these formats, can continue them. `others` are
+    /// those that cannot be handed over.
+    fn hand_over(
+        &self,
+        _patience: Duration,
+        _others: Others,
+        _formats: Vec<u64>,
+    ) -> Receiver<Rested> {
         let (sender, outcome) = bounded(1);
         let _ = sender.send(Err("sessions end with this server".into()));
         outcome
@@ -507,7 +513,8 @@ impl<H: Host> Serving<H> {
             return;
         };
         tracing::info!("Server has been notified to hand over its clients");
-        if request.fingerprint != engine::fingerprint() {
+        let is_readable = |format: &u64| request.formats.contains(format);
+        if !engine::FORMATS.iter().any(is_readable) {
             let why = "the next server is of a release that cannot go on with its clients";
             return match Keeper::start() {
                 Ok(keeper) if request.others == Others::Stay => {
@@ -518,7 +525,9 @@ impl<H: Host> Serving<H> {
             };
         }
         let patience = Duration::from_millis(request.patience_ms);
-        self.rested = self.host.hand_over(patience, request.others);
+        self.rested = self
+            .host
+            .hand_over(patience, request.others, request.formats);
         self.hands_over = true;
     }
 
@@ -616,6 +625,7 @@ impl<H: Host> Serving<H> {
         tracing::info!("Waiting for current clients to finish, or for another control daemon");
         let introduction = Introduction {
             versions: Versions::OWN,
+            release: Some(release::spoken()),
             clients: self.clients.len() + self.expected,
             limits: self.limits.clone(),
             quarantined: self.quarantined.clone(),

@@ -24,7 +24,7 @@ pub fn wait(
 ) -> anyhow::Result<Option<(Keeper, Ahead)>> {
     tracing::info!("Standing by");
     link.report(&ToDaemon::Standby {
-        fingerprint: engine::fingerprint(),
+        formats: engine::FORMATS.to_vec(),
     })?;
     let latest = AtomicU64::new(0);
     thread::scope(|scope| {

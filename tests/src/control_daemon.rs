@@ -5,6 +5,7 @@ use crate::artifacts::artifact;
 use mpsshim_api::cuda::CUDA_ERROR_MPS_SERVER_NOT_READY;
 use mpsshim_control::seqpacket;
 use mpsshim_proto::handshake::{ClientHello, MAGIC_CLIENT, PROTOCOL_VERSION, Welcome};
+use mpsshim_proto::wire;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::collections::HashMap;
@@ -357,7 +358,7 @@ pub fn hello(protocol: u32) -> Vec<u8> {
     let hello = ClientHello {
         magic: MAGIC_CLIENT,
         protocol,
-        table_hash: 0,
+        table_hash: wire::OWN.fingerprint,
         pid: std::process::id(),
         mode: 0,
         active_thread_centipercent: 0,

@@ -6,6 +6,7 @@ use crate::closers::Stranger;
 use crate::link::Link;
 use crate::process::Process;
 use crate::program::Program;
+use crate::releases::Spoken;
 use crate::spawn::Owner;
 use crate::takeover::{Introduction, Unknown, Verdict};
 use crate::user_memory::{MOST_LIMITS, count_bounds};
@@ -42,7 +43,11 @@ impl Servers {
             self.check_partitions(&said.limits, uid)?;
             self.check_named(&said.limits, uid, devices)?;
             let name = said.limits.named.as_ref().map(|named| named.name.as_str());
-            let seeks = (name, program);
+            let release = said.release.clone().unwrap_or_default();
+            if !release.is_plausible() {
+                return Err("it names an impossible release".to_owned());
+            }
+            let seeks = (name, program, &release);
             Ok((self.may_take_over(connection.as_fd(), who, seeks)?, *said))
         });
         let link = Link::to_user(connection, uid);
@@ -52,6 +57,7 @@ impl Servers {
                 clients,
                 limits,
                 quarantined,
+                release,
                 ..
             },
         ) = match process {
@@ -81,6 +87,8 @@ impl Servers {
             self.quarantine.add(program.clone());
         }
         server.quarantined = quarantined;
+        server.release = release.unwrap_or_default();
+        server.executable = self.releases.keep_of(pid);
         self.running.push(server);
         self.tell_namespaces_to(owner);
         self.adopt_partitions(&limits, pid);
@@ -92,7 +100,7 @@ impl Servers {
         &self,
         connection: BorrowedFd<'_>,
         who: Credentials,
-        (name, quarantined): (Option<&str>, Option<&Program>),
+        (name, quarantined, release): (Option<&str>, Option<&Program>, &Spoken),
     ) -> Result<Process, String> {
         // A server serves the user it runs as, so that no server gets another user's clients.
         if !self.launcher.serves(who.uid) || self.launcher.owner(who.uid, None).uid != who.uid {
@@ -109,7 +117,10 @@ impl Servers {
         let is_new = name.is_some() && named.is_none();
         let is_same = |server: &&Server| !is_new && server.uid == who.uid && server.named == named;
         let of_user = || self.running.iter().filter(is_same);
-        if of_user().any(|server| server.quarantined.as_ref() == quarantined) {
+        let is_equal = |server: &Server| {
+            server.quarantined.as_ref() == quarantined && server.release == *release
+        };
+        if of_user().any(is_equal) {
             return Err(match name {
                 Some(name) => format!("another server has the name {name}"),
                 None => "another server serves that user".into(),

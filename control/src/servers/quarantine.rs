@@ -9,6 +9,7 @@ use crate::spawn::Owner;
 use mpsshim_model::client::Credentials;
 use mpsshim_model::mode::Mode;
 use mpsshim_model::policy::Users;
+use mpsshim_proto::handshake::Wire;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +17,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Servers of quarantined programs at a time: each has a context of its own on the device. Further programs share the
 /// usual server.
 pub const MOST_APART: usize = 8;
+
+/// A server that clients wait for.
+#[derive(Debug)]
+pub struct Lacking {
+    /// The user or users that it must serve.
+    pub owner: Owner,
+    /// The quarantined program that it must be for.
+    pub program: Option<Program>,
+    /// The wire that it must speak; `None`: any.
+    pub wire: Option<Wire>,
+}
 
 /// A client on its way to its server.
 #[derive(Debug)]
@@ -268,18 +280,22 @@ impl Servers {
         }
     }
 
-    /// The first waiting client, or user of `start_server`, without a server that accepts clients, and the quarantined
-    /// program that its server must be for. Prefers a client whose server can be started.
-    pub(super) fn without_server(&self) -> Option<(Owner, Option<Program>)> {
+    /// The first waiting client, or user of `start_server`, without a server that accepts clients. Prefers a client whose
+    /// server can be started.
+    pub(super) fn without_server(&self) -> Option<Lacking> {
         let clients = self
             .waiting
             .iter()
             .filter(|waiting| waiting.is_identified());
-        let clients = clients.map(|waiting| (waiting.owner, self.needed_by(waiting)));
-        let wanted = self.wanted.iter().map(|owner| (*owner, None));
-        let has_server = |owner: Owner, program: Option<&Program>| {
+        let clients = clients.map(|waiting| {
+            let wire = Some(waiting.client.hello.wire());
+            (waiting.owner, self.needed_by(waiting), wire)
+        });
+        let wanted = self.wanted.iter().map(|owner| (*owner, None, None));
+        let has_server = |owner: Owner, program: Option<&Program>, wire: Option<Wire>| {
             let accepts = |server: &Server| {
                 server.serves(owner, program)
+                    && wire.is_none_or(|wire| server.speaks(wire))
                     && matches!(
                         server.state,
                         State::Initializing
@@ -292,12 +308,16 @@ impl Servers {
         };
         let lacking = clients
             .chain(wanted)
-            .filter(|(owner, program)| !has_server(*owner, *program));
+            .filter(|(owner, program, wire)| !has_server(*owner, *program, *wire));
         let first = lacking
             .clone()
-            .find(|(owner, program)| self.may_start(*owner, *program));
-        let (owner, program) = first.or_else(|| lacking.clone().next())?;
-        Some((owner, program.cloned()))
+            .find(|(owner, program, wire)| self.may_start(*owner, *program, *wire));
+        let (owner, program, wire) = first.or_else(|| lacking.clone().next())?;
+        Some(Lacking {
+            owner,
+            program: program.cloned(),
+            wire,
+        })
     }
 
     pub(super) fn needed_by<'a>(&self, waiting: &'a Waiting) -> Option<&'a Program> {
@@ -306,8 +326,14 @@ impl Servers {
     }
 
     /// Whether a server may run now beside the others: named servers, servers of other users if users are apart, and servers of the same user
-    /// for other programs, or for clients that could not move to the next server, if the devices admit several processes.
-    pub(super) fn may_start(&self, owner: Owner, program: Option<&Program>) -> bool {
+    /// for other programs, for clients of another release or for clients that could not move to the next server, if the devices
+    /// admit several processes.
+    pub(super) fn may_start(
+        &self,
+        owner: Owner,
+        program: Option<&Program>,
+        wire: Option<Wire>,
+    ) -> bool {
         let beside = |server: &Server| {
             if server.named != owner.named {
                 return !self.shares_exclusive(server, owner);
@@ -315,7 +341,9 @@ impl Servers {
             if server.uid != owner.uid {
                 return self.users_are_apart();
             }
-            let for_others = server.quarantined.as_ref() != program || server.left_behind;
+            let for_others = server.quarantined.as_ref() != program
+                || server.left_behind
+                || wire.is_some_and(|wire| !server.speaks(wire));
             let is_exclusive = self.exclusive && owner.named.is_none();
             for_others && !is_exclusive && !server.is_exclusive()
         };
@@ -325,7 +353,12 @@ impl Servers {
 
     /// Process ids of the working servers that make room for a server for these clients: those of other users whose servers
     /// are all idle, unless users are apart, and on devices that admit one process also idle servers of the same user.
-    pub(super) fn servers_in_the_way(&self, owner: Owner, program: Option<&Program>) -> Vec<i32> {
+    pub(super) fn servers_in_the_way(
+        &self,
+        owner: Owner,
+        program: Option<&Program>,
+        wire: Option<Wire>,
+    ) -> Vec<i32> {
         let is_idle = |uid: u32| {
             let of_user = |server: &&Server| {
                 server.uid == uid && server.named.is_none() && server.standby_of.is_none()
@@ -334,7 +367,9 @@ impl Servers {
             servers.all(|server| server.state != State::Initializing && server.is_idle())
         };
         let makes_room = |server: &&Server| {
-            let is_apart = server.is_exclusive() && server.quarantined.as_ref() != program;
+            let is_for_others = server.quarantined.as_ref() != program
+                || wire.is_some_and(|wire| !server.speaks(wire));
+            let is_apart = server.is_exclusive() && is_for_others;
             server.state == State::Active
                 && server.named == owner.named
                 && server.standby_of.is_none()
@@ -348,15 +383,18 @@ impl Servers {
         servers.map(|server| server.pid).collect()
     }
 
-    /// Ends servers of quarantined programs that have no clients and get none.
+    /// Ends servers without clients if they are for a quarantined program, or of another release beside the usual server.
     pub(super) fn end_unneeded(&mut self) {
         let is_needed = |server: &Server| {
             let mut waiting = self.waiting.iter();
-            waiting.any(|one| server.serves(one.owner, self.needed_by(one)))
+            waiting.any(|one| {
+                server.serves(one.owner, self.needed_by(one))
+                    && server.speaks(one.client.hello.wire())
+            })
         };
         let is_over = |server: &&Server| {
-            let is_apart = server.quarantined.is_some() && server.state == State::Active;
-            is_apart && server.is_idle() && !is_needed(server)
+            let is_apart = server.quarantined.is_some() || self.is_beside_newer(server);
+            is_apart && server.state == State::Active && server.is_idle() && !is_needed(server)
         };
         let over: Vec<i32> = self
             .running
@@ -369,10 +407,11 @@ impl Servers {
             .iter_mut()
             .filter(|server| over.contains(&server.pid))
         {
-            tracing::info!(
-                "Shutting down server {} of a quarantined program",
-                server.pid
-            );
+            let what = match server.quarantined {
+                Some(_) => "of a quarantined program".to_owned(),
+                None => format!("of release {}", server.release.version),
+            };
+            tracing::info!("Shutting down server {} {what}", server.pid);
             server.stop(false);
         }
     }

@@ -6,11 +6,12 @@ use super::quarantine::{Coming, Findings};
 use super::standby::NextStandby;
 use super::traces::Part;
 use crate::closers::Stranger;
-use crate::link::{Link, ToDaemon};
+use crate::link::{Link, LinkError, ToDaemon};
 use crate::logging::one_line;
 use crate::process::Process;
 use crate::program::readers::Reading;
 use crate::program::{Identity, Program};
+use crate::releases::{Executable, Spoken};
 use crate::spawn::Owner;
 use crate::trace::Totals;
 use crate::usage::Report;
@@ -19,11 +20,12 @@ use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::Limits;
 use mpsshim_model::named::check_name;
 use mpsshim_model::suspension::{Placement, Unmoved};
-use mpsshim_proto::handshake::MAX_DEVICES;
+use mpsshim_proto::handshake::{MAX_DEVICES, Wire};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long a server may take to end after it has lost its context or closed its link.
@@ -147,8 +149,8 @@ pub struct Server {
     pub(super) succeeded: bool,
     /// It is the standby of the server with this process id.
     pub(super) standby_of: Option<i32>,
-    /// The fingerprint of the sessions that it can restore, once it has created its context as a standby.
-    pub(super) stands_by: Option<u64>,
+    /// The formats of the sessions that it can restore, once it has created its context as a standby.
+    pub(super) stands_by: Option<Vec<u64>>,
     /// When it gets a standby.
     pub(super) next_standby: NextStandby,
     /// Until when it must say that it has received the order to go on with sessions.
@@ -172,6 +174,10 @@ pub struct Server {
     pub(super) idle_since: Option<Instant>,
     /// It serves the processes of this quarantined program only.
     pub quarantined: Option<Program>,
+    /// The protocols that it speaks.
+    pub release: Spoken,
+    /// Its executable, if this daemon can start it again.
+    pub(super) executable: Option<Arc<Executable>>,
     /// Findings about programs in its reports that the daemon has not processed yet.
     pub(super) findings: Findings,
     /// Its reports on traces that have not been handled yet.
@@ -243,6 +249,8 @@ impl Server {
             keeper: None,
             idle_since: None,
             quarantined: None,
+            release: Spoken::default(),
+            executable: None,
             findings: Findings::default(),
             traced: Vec::new(),
             moves: Vec::new(),
@@ -314,6 +322,11 @@ impl Server {
     /// Whether no other process can have a context on one of its devices.
     pub(super) fn is_exclusive(&self) -> bool {
         self.devices.iter().any(DeviceInfo::is_exclusive)
+    }
+
+    /// Whether it can serve a client with this wire.
+    pub(super) fn speaks(&self, wire: Wire) -> bool {
+        self.release.speaks(wire)
     }
 
     pub(super) fn is_idle(&self) -> bool {
@@ -522,11 +535,11 @@ impl Server {
                 self.end_within(END_PATIENCE);
                 tracing::error!("Server {pid} has lost its context: {:?}", CUresult(status));
             }
-            ToDaemon::Standby { fingerprint } => {
+            ToDaemon::Standby { formats } => {
                 if self.standby_of.is_none() {
                     return Err("it says that it is a standby".into());
                 }
-                self.stands_by = Some(fingerprint);
+                self.stands_by = Some(formats);
                 tracing::info!("Server {pid} stands by");
             }
             ToDaemon::Adopts => self.adopts_by = None,
@@ -606,6 +619,9 @@ impl Server {
                 }
                 Ok(None) => return self.close_link(),
                 Err(error) if error.would_block() => return,
+                Err(error @ LinkError::Unknown(_)) => {
+                    tracing::info!("Server {}: {error}", self.pid)
+                }
                 Err(error) => {
                     tracing::error!("Server {}: {error}", self.pid);
                     self.close_link();

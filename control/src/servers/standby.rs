@@ -9,6 +9,7 @@ use super::{Servers, Start};
 use crate::closers::Stranger;
 use crate::link::{HandOver, Others};
 use crate::program::Program;
+use crate::releases::Spoken;
 use crate::spawn::Owner;
 use mpsshim_model::limits::Limits;
 use std::fmt;
@@ -163,6 +164,7 @@ pub(super) struct Predecessor {
     pid: i32,
     owner: Owner,
     quarantined: Option<Program>,
+    release: Spoken,
     limits: Limits,
     /// It was told to end once its clients have gone.
     stops_later: bool,
@@ -178,6 +180,7 @@ impl Predecessor {
             pid: server.pid,
             owner: server.owner(),
             quarantined: server.quarantined.clone(),
+            release: server.release.clone(),
             limits: server.limits.clone(),
             stops_later: server.stops_later,
             clients: server.known_clients(),
@@ -217,6 +220,8 @@ impl Servers {
         if self.restarts.iter().any(|restart| restart.server == pid) {
             return Err(format!("Server {pid} is being restarted"));
         }
+        self.releases.installed().fits()?;
+        self.end_outdated_standby(pid);
         if self.standby_of(pid).is_none() {
             self.start_next(pid)?;
         }
@@ -236,6 +241,17 @@ impl Servers {
         Ok(())
     }
 
+    /// Ends the standby of a server if another executable has been installed since it was started.
+    fn end_outdated_standby(&mut self, pid: i32) {
+        let Some(at) = self.standby_of(pid) else {
+            return;
+        };
+        let executable = self.running[at].executable.as_ref();
+        if !executable.is_some_and(|one| self.releases.is_installed(one)) {
+            self.running[at].stop(true);
+        }
+    }
+
     /// Starts the standby that is to replace a server.
     ///
     /// # Errors
@@ -248,7 +264,8 @@ impl Servers {
             of: pid,
             without_context: server.is_exclusive(),
         };
-        let standby = self.start(owner, program, start);
+        let installed = self.releases.installed();
+        let standby = self.start((owner, program), start, &installed);
         standby.ok_or("the next server could not be started; control.log says why")?;
         Ok(())
     }
@@ -388,7 +405,7 @@ impl Servers {
         let Some(standby) = self.standby_of(pid) else {
             return over("the next server has ended; server.log says why".into());
         };
-        let fingerprint = self.running[standby].stands_by?;
+        let formats = self.running[standby].stands_by.clone()?;
         let Some(server) = self
             .by_pid_mut(pid)
             .filter(|server| server.state == State::Active)
@@ -396,7 +413,7 @@ impl Servers {
             return over(format!("Server {pid} has ended, or is ending"));
         };
         let request = HandOver {
-            fingerprint,
+            formats,
             patience_ms: patience.as_millis() as u64,
             others: match force {
                 true => Others::End,
@@ -502,7 +519,8 @@ impl Servers {
             Ok(next) => next,
             Err(keeper) => {
                 let program = before.quarantined.clone();
-                self.start(before.owner, program, Start::With(keeper))?
+                let next = self.releases.restoring(&before.release);
+                self.start((before.owner, program), Start::With(keeper), &next)?
             }
         };
         if let Some(next) = self.by_pid_mut(next) {
@@ -589,7 +607,9 @@ impl Servers {
                 of: pid,
                 without_context: false,
             };
-            if self.start(owner, program, start).is_none() {
+            let release = server.release.clone();
+            let next = self.releases.restoring(&release);
+            if self.start((owner, program), start, &next).is_none() {
                 self.note_end_of_standby(pid, false);
             }
         }

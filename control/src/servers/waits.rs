@@ -78,7 +78,9 @@ impl Servers {
         }
         let owner = waiting.owner;
         let program = self.needed_by(waiting);
-        if let Some(server) = self.iter().find(|server| server.serves(owner, program)) {
+        if let Some(server) = self.iter().find(|server| {
+            server.serves(owner, program) && server.speaks(waiting.client.hello.wire())
+        }) {
             return of_own_server(server);
         }
         let is_other = |server: &&Server| server.named.is_none() && server.uid != owner.uid;

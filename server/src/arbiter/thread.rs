@@ -16,7 +16,7 @@ use mpsshim_model::limits::{DEFAULT_WEIGHT, Limits, Terms, TurnUsage, Usage};
 use mpsshim_model::mode::Mode;
 use mpsshim_model::policy::TurnPolicy;
 use mpsshim_proto::direct::{self, PAGE_LEN};
-use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
+use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES, Wire};
 use mpsshim_proto::shm::{self, Doorbell};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -212,7 +212,8 @@ impl Arbiting {
 
     fn add(&mut self, socket: Stranger, hello: &ClientHello, newcomer: Newcomer) {
         let Newcomer { who, namespace } = newcomer;
-        if let Err(why) = admission::check_version(hello) {
+        let wire = hello.wire();
+        if let Err(why) = admission::check_wire(wire) {
             return self.refuse(&socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
         }
         let limits = match self.limits.in_namespace(namespace.as_deref()) {
@@ -287,7 +288,7 @@ impl Arbiting {
         }
         self.turns.join(session, client.share());
         self.tell(EngineEvent::Connected(client.info.clone()));
-        let welcomed = self.welcome(&client, &fd);
+        let welcomed = self.welcome(wire, &client, &fd);
         self.clients.insert(session, client);
         if let Err(error) = welcomed {
             tracing::debug!("client {} left before it was welcomed: {error}", who.pid);
@@ -295,8 +296,8 @@ impl Arbiting {
         }
     }
 
-    fn welcome(&self, client: &Client, page: &OwnedFd) -> io::Result<()> {
-        let mut welcome = admission::welcome(CUDA_SUCCESS);
+    fn welcome(&self, wire: Wire, client: &Client, page: &OwnedFd) -> io::Result<()> {
+        let mut welcome = admission::welcome(wire.protocol, CUDA_SUCCESS);
         welcome.mode = Mode::Direct.number();
         welcome.session = client.info.session;
         welcome.segment_len = PAGE_LEN as u64;

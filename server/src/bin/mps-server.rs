@@ -8,10 +8,12 @@ use mpsshim_control::link::Link;
 use mpsshim_control::logging::{self, Sink};
 use mpsshim_control::panics;
 use mpsshim_control::settings::Settings;
+use mpsshim_proto::release::ServerNote;
 use mpsshim_server::driver_locks;
 use mpsshim_server::engine::{Ahead, OpenDriver, describe_driver, list_devices};
 use mpsshim_server::hosting::{Hosting, HostingConfig};
 use mpsshim_server::keeper::{self, Keeper};
+use mpsshim_server::release;
 use mpsshim_server::serve::{End, serve};
 use mpsshim_server::standby;
 use std::fs::File;
@@ -19,6 +21,11 @@ use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
+
+/// Names the release in the file, for the daemon.
+#[used]
+#[unsafe(link_section = ".note.mpsshim")]
+static RELEASE: ServerNote = release::NOTE;
 
 fn main() -> ExitCode {
     let options = Server::parse();
@@ -86,6 +93,7 @@ fn prepare(options: &Server) -> anyhow::Result<(Link, Settings)> {
     let by_hand = "mps-server is started by the control daemon with a link to it; start `mps-control -d`, \
                    or run a program with `mps-run`";
     let link = take_link(options.link_fd.context(by_hand)?).context(by_hand)?;
+    release::check()?;
     let settings = Settings::from_env()?;
     // Standard error is server.log, opened by the daemon, since this user may not be permitted to open it.
     let sinks = vec![Sink::StandardError];

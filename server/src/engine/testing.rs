@@ -340,7 +340,7 @@ impl Fixture {
                 Stranger::new(socket.into(), 0),
             ),
             (terms, Account::default()),
-            Arc::new(Description::new().expect("a description")),
+            Arc::new(Description::new(mpsshim_proto::wire::OWN).expect("a description")),
         );
         let session = Arc::new(session);
         shared.roster.remember(&session);

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use std::os::fd::AsFd;
 use std::thread::JoinHandle;
 use tempfile::TempDir;
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, IntoBytes};
 
 const MOST: Moved = Moved {
     bytes: u64::MAX,
@@ -207,6 +207,7 @@ impl Running {
             .hand_over(&Arrival {
                 connection: Stranger::new(connection, who.uid),
                 hello,
+                packet: hello.as_bytes().to_vec(),
                 who,
                 namespace: None,
             })

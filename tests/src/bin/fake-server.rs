@@ -187,6 +187,7 @@ fn introduce() -> io::Result<ExitCode> {
     let connection = seqpacket::connect(&control())?;
     let introduction = Introduction {
         versions: Versions::OWN,
+        release: None,
         clients: 1,
         limits: env::args().nth(2).map_or_else(Limits::default, |json| {
             serde_json::from_str(&json).expect("limits")

@@ -507,6 +507,14 @@ fn a_standby_that_is_stopped_keeps_nobody_waiting() {
 #[test]
 fn a_server_that_does_not_go_on_with_the_clients_keeps_no_command_waiting() {
     let installed = Installed::new();
+    let genuine = artifact("mps-server");
+    let stops = installed.path.with_extension("stops");
+    let script = format!(
+        "test -e {} && kill -STOP $$; exec {} \"$@\"",
+        stops.display(),
+        genuine.display()
+    );
+    installed.replace(&script);
     let place = installed.daemon(&[("MPSSHIM_STANDBY", "1")]);
     let mut survivor = Survivor::start(&place);
     survivor.round();
@@ -515,9 +523,7 @@ fn a_server_that_does_not_go_on_with_the_clients_keeps_no_command_waiting() {
     // The standby does not take the sessions over; the server that is started then stops, too.
     let stopped = standby(&place);
     kill(stopped, Signal::SIGSTOP).expect("stopped");
-    let genuine = artifact("mps-server");
-    let script = format!("kill -STOP $$; exec {} \"$@\"", genuine.display());
-    installed.replace(&script);
+    fs::write(&stops, "").expect("written");
     let why = restart(&place, &["-t", "0"]).expect_err("it is stopped");
     let next = server(&place).expect("the next server");
     assert!(next != old && next != stopped.as_raw());

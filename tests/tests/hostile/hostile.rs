@@ -5,7 +5,7 @@
 
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::{Handle, Kind};
-use mpsshim_proto::handshake::{ClientHello, PROTOCOL_VERSION};
+use mpsshim_proto::handshake::{ClientHello, OLDEST_HELLO, PROTOCOL_VERSION};
 use mpsshim_proto::message::array::{
     ARRAY_SIDE, ArrayCreate, ArrayPart, ArrayQuery, BoxSide, CopyBox, GetReference,
     ReferenceArguments, TEXTURE_IS_SURFACE, TensorMap, TextureCreate, TextureDestroy,
@@ -1145,13 +1145,16 @@ fn a_client_of_another_release_is_turned_away() {
             ..hello()
         };
         assert_eq!(status(table.as_bytes()), refused);
-        wait_until("the server's log says so", || {
-            scene
-                .place
-                .log("server.log")
-                .contains("is of another version")
-        });
-        assert!(scene.place.log("control.log").contains("protocol version"));
+        let older = ClientHello {
+            protocol: OLDEST_HELLO - 1,
+            ..hello()
+        };
+        assert_eq!(status(older.as_bytes()), refused);
+        let log = scene.place.log("control.log");
+        for said in [version.wire(), table.wire()].map(|wire| wire.to_string()) {
+            assert!(log.contains(&said), "{said}: {log}");
+        }
+        assert!(log.contains("the client speaks protocol version"), "{log}");
     });
 }
 

@@ -10,6 +10,7 @@ use crate::engine::base::journal::{self, Journal};
 use crate::engine::base::kinds::{End, FORMAT, Kind};
 use crate::keeper;
 use mpsshim_model::bonds::Bonds;
+use mpsshim_proto::handshake::Wire;
 use mpsshim_proto::message::{GetFunction, Op};
 use mpsshim_proto::shm::{Mapping, sealed_memfd};
 use mpsshim_proto::wire;
@@ -131,10 +132,22 @@ impl Record {
 /// Version of the header's layout and meaning.
 const LAYOUT: u64 = 2;
 
+/// The formats of sessions that this release restores, its own first: one for each wire that their clients may speak.
+pub const FORMATS: [u64; wire::SPOKEN.len()] = {
+    let mut formats = [0; wire::SPOKEN.len()];
+    let mut at = 0;
+    while at < formats.len() {
+        formats[at] = format_of(wire::SPOKEN[at]);
+        at += 1;
+    }
+    formats
+};
+
 /// Fingerprint of the state that a server leaves to the next one: the formats of a description's messages, of its records
 /// and of the keeper's descriptors.
-pub fn fingerprint() -> u64 {
-    wire::fingerprint() ^ LAYOUT ^ FORMAT ^ keeper::FORMAT.rotate_right(8)
+const fn format_of(wire: Wire) -> u64 {
+    let wire = wire.fingerprint ^ (wire.protocol as u64).rotate_right(16);
+    wire ^ LAYOUT ^ FORMAT ^ keeper::FORMAT.rotate_right(8)
 }
 
 /// The mapped file. Any thread reads it; only the thread that runs the session writes it.
@@ -145,15 +158,15 @@ pub struct Description {
 }
 
 impl Description {
-    /// Creates an empty description.
+    /// Creates an empty description of the session of a client that speaks this wire.
     ///
     /// # Errors
     /// If no memory or no descriptor is available.
-    pub fn new() -> io::Result<Description> {
+    pub fn new(wire: Wire) -> io::Result<Description> {
         let file = sealed_memfd(c"mpsshim-session", LEN as u64)?;
         let this = Description::open(file)?;
         let header = this.header();
-        header.fingerprint.store(fingerprint(), Ordering::Relaxed);
+        header.fingerprint.store(format_of(wire), Ordering::Relaxed);
         Ok(this)
     }
 
@@ -166,9 +179,14 @@ impl Description {
         Ok(Description { file, mapping })
     }
 
-    /// Whether it was created by a server of the same release.
-    pub fn is_of_this_release(&self) -> bool {
-        self.header().fingerprint.load(Ordering::Relaxed) == fingerprint()
+    /// The format of the session, which servers that can restore it have in [`FORMATS`].
+    pub fn format(&self) -> u64 {
+        self.header().fingerprint.load(Ordering::Relaxed)
+    }
+
+    /// Whether this release can restore the session.
+    pub fn is_readable(&self) -> bool {
+        FORMATS.contains(&self.format())
     }
 
     /// The file, for the keeper.
@@ -529,7 +547,7 @@ mod tests {
     }
 
     fn described(records: &[Record]) -> Description {
-        let description = Description::new().expect("a description");
+        let description = Description::new(wire::OWN).expect("a description");
         for record in records {
             assert!(description.append(record));
         }
@@ -565,7 +583,7 @@ mod tests {
         // Another process reads the same records.
         let file = description.file().try_clone_to_owned().expect("its file");
         let again = Description::open(file).expect("opened again");
-        assert!(again.is_of_this_release());
+        assert!(again.is_readable());
         assert_eq!(again.records(), expected);
         description.compact().expect("room");
         assert_eq!(again.records(), expected);
@@ -602,7 +620,7 @@ mod tests {
 
     #[test]
     fn a_session_is_at_rest_when_all_that_was_submitted_is_covered_by_a_reached_flag() {
-        let description = Description::new().expect("a description");
+        let description = Description::new(wire::OWN).expect("a description");
         let reached = |slot: u32, value: u32| (slot, value) == (3, 8);
         assert!(description.is_at_rest(reached));
         description.begin(1);
@@ -665,7 +683,7 @@ mod tests {
 
     #[test]
     fn attempts_with_the_same_message_are_counted() {
-        let description = Description::new().expect("a description");
+        let description = Description::new(wire::OWN).expect("a description");
         assert_eq!(
             [0, 0, 64, 64, 64, 0].map(|at| description.note_attempt(at)),
             [1, 2, 1, 2, 3, 1]

@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn commands_between_the_last_wait_and_the_ring_are_pending() {
-        let description = Description::new().expect("a description");
+        let description = Description::new(mpsshim_proto::wire::OWN).expect("a description");
         let journal = description.journal();
         assert_eq!(journal.pending(reach(0, 0)), Err("it had work in flight"));
         journal.set_on();
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_command_is_noted_once_and_forgotten_at_rest() {
-        let description = Description::new().expect("a description");
+        let description = Description::new(mpsshim_proto::wire::OWN).expect("a description");
         let journal = description.journal();
         journal.set_on();
         journal.append(32, part(b"one"));
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn what_cannot_run_again_is_refused_until_the_client_has_waited() {
-        let description = Description::new().expect("a description");
+        let description = Description::new(mpsshim_proto::wire::OWN).expect("a description");
         let journal = description.journal();
         journal.set_on();
         journal.append(32, part(b"one"));
@@ -331,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_full_journal_refuses_until_the_client_has_waited() {
-        let description = Description::new().expect("a description");
+        let description = Description::new(mpsshim_proto::wire::OWN).expect("a description");
         let journal = description.journal();
         journal.set_on();
         let long = vec![1; 100 << 10];
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn the_same_commands_run_again_a_few_times_only() {
-        let description = Description::new().expect("a description");
+        let description = Description::new(mpsshim_proto::wire::OWN).expect("a description");
         let journal = description.journal();
         let tried = [0, 0, 0, 64, 64, 64, 64, 0].map(|at| journal.note_attempt(at).is_ok());
         assert_eq!(tried, [true, true, true, true, true, true, false, true]);

@@ -303,7 +303,7 @@ fn read(devices: &Devices, keeper: &Keeper) -> io::Result<(List, Sources)> {
         match name.kind {
             Kind::Description => {
                 let description = Description::open(file)?;
-                if description.is_of_this_release() {
+                if description.is_readable() {
                     list.add(devices, &description.records_beside_writer());
                 }
             }

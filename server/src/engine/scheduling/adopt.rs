@@ -330,7 +330,7 @@ type Opened = (Box<Session>, Vec<Record>, InFlight);
 fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
     let mut records = Vec::new();
     let mut client = None;
-    if parts.description.is_of_this_release() {
+    if parts.description.is_readable() {
         for record in parts.description.records() {
             match record.kind {
                 Kind::Client => client = record.state::<Client>(),

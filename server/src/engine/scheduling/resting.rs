@@ -59,18 +59,21 @@ pub struct Parting {
     pub keeper: Keeper,
 }
 
+/// Why a session cannot be handed over to a server that does not restore its format.
+const OTHER_RELEASE: &str = "is of a release whose sessions the next server cannot restore";
+
 /// A session that cannot be handed over, and the reason.
 struct Stays(Arc<SessionShared>, String);
 
 impl Shared {
-    /// Brings the sessions to rest within `patience`, for the next server. `others` are those that cannot be handed over;
-    /// if they stay, the rest leave.
+    /// Brings the sessions to rest within `patience`, for the next server, which restores these formats. `others` are those
+    /// that cannot be handed over; if they stay, the rest leave.
     ///
     /// # Errors
     /// The context is lost, it was called off, or there is no keeper for the sessions that leave; with
     /// [`Others::Refuse`], some cannot be handed over. All sessions then go on here.
-    pub fn hand_over(&self, patience: Duration, others: Others) -> Rested {
-        let (sessions, stay) = self.come_to_rest(patience, others == Others::End)?;
+    pub fn hand_over(&self, patience: Duration, others: Others, formats: &[u64]) -> Rested {
+        let (sessions, stay) = self.come_to_rest(patience, others == Others::End, formats)?;
         let parting = match stay {
             Some(stay) if others == Others::Refuse => {
                 self.fate.call_off();
@@ -92,13 +95,14 @@ impl Shared {
         &self,
         patience: Duration,
         force: bool,
+        formats: &[u64],
     ) -> Result<(Vec<u64>, Option<String>), String> {
         let until = Instant::now() + patience;
         let busy = |session| {
             let why = format!("has not come to rest within {} s", patience.as_secs());
             Stays(session, why)
         };
-        let mut stay = self.bound(UNTIL_AT_REST);
+        let mut stay = self.bound(UNTIL_AT_REST, formats);
         let number = match force {
             true => {
                 let bound = numbers(&stay);
@@ -114,7 +118,7 @@ impl Shared {
         };
         // A message executed in the meantime may have bound its session.
         stay.extend(
-            self.bound(Bonds::default())
+            self.bound(Bonds::default(), formats)
                 .into_iter()
                 .filter(|Stays(session, _)| rests(session)),
         );
@@ -129,7 +133,8 @@ impl Shared {
         }
         self.lanes.wake_dispatchers();
         let goes_on = |session: &Arc<SessionShared>| {
-            let is_bound = session.description.bonds() != Bonds::default();
+            let is_bound = session.description.bonds() != Bonds::default()
+                || !formats.contains(&session.description.format());
             rests(session) && !is_bound && session.is_at_rest()
         };
         let mut going_on = self.roster.session_list();
@@ -297,17 +302,19 @@ impl Shared {
         }
     }
 
-    /// Returns the sessions that are bound to their context by bonds other than these.
-    fn bound(&self, but_for: Bonds) -> Vec<Stays> {
+    /// Returns the sessions that are bound to their context by bonds other than these, and those of other formats.
+    fn bound(&self, but_for: Bonds, formats: &[u64]) -> Vec<Stays> {
         let sessions = self.roster.session_list().into_iter();
-        let bonds = sessions.map(|session| {
-            let bonds = session.description.bonds().0 & !but_for.0;
-            (Bonds(bonds), session)
+        let bound = sessions.filter_map(|session| {
+            let bonds = Bonds(session.description.bonds().0 & !but_for.0);
+            if bonds != Bonds::default() {
+                let why = format!("is bound by {bonds}");
+                return Some(Stays(session, why));
+            }
+            let is_readable = formats.contains(&session.description.format());
+            (!is_readable).then(|| Stays(session, OTHER_RELEASE.into()))
         });
-        bonds
-            .filter(|(bonds, _)| *bonds != Bonds::default())
-            .map(|(bonds, session)| Stays(session, format!("is bound by {bonds}")))
-            .collect()
+        bound.collect()
     }
 }
 

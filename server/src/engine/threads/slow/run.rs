@@ -29,7 +29,7 @@ use mpsshim_model::limits::{Percentage, Terms};
 use mpsshim_model::mode::Mode;
 use mpsshim_model::partitions;
 use mpsshim_proto::arena::{DEVICE_ARENA, DEVICE_ARENA_LEN, HOST_ARENA, HOST_ARENA_LEN};
-use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES};
+use mpsshim_proto::handshake::{ClientHello, MAX_DEVICES, Wire};
 use mpsshim_proto::segment;
 use mpsshim_proto::shm::{self, Doorbell, Mapping};
 use std::collections::BTreeMap;
@@ -141,7 +141,8 @@ fn refuse(shared: &Shared, socket: &Stranger, who: Credentials, status: CUresult
 
 fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, newcomer: Newcomer) {
     let Newcomer { who, namespace } = newcomer;
-    if let Err(why) = admission::check_version(hello) {
+    let wire = hello.wire();
+    if let Err(why) = admission::check_wire(wire) {
         return refuse(shared, &socket, who, CUDA_ERROR_MPS_CONNECTION_FAILED, why);
     }
     if let Some(status) = shared.gpu.lost_status() {
@@ -216,7 +217,7 @@ fn setup(shared: &Arc<Shared>, socket: Stranger, hello: &ClientHello, newcomer: 
     limit_memory(shared, &account, &limits.memory);
     match prepare(
         shared,
-        (id, partition),
+        (id, wire, partition),
         socket,
         Newcomer { who, namespace },
         (terms, account, places),
@@ -306,7 +307,7 @@ fn take_segment(shared: &Shared, uid: u32) -> Result<(Segment, OwnedFd), (CUresu
 
 fn prepare(
     shared: &Arc<Shared>,
-    (id, partition): (u64, Option<String>),
+    (id, wire, partition): (u64, Wire, Option<String>),
     socket: Stranger,
     Newcomer { who, namespace }: Newcomer,
     (terms, account, places): (Terms, Account, Vec<Option<Place>>),
@@ -326,7 +327,7 @@ fn prepare(
         Ok(made) => made,
         Err((status, why)) => return Err((socket, status, why)),
     };
-    let description = match Description::new() {
+    let description = match Description::new(wire) {
         Ok(description) => Arc::new(description),
         Err(error) => {
             let why = format!("cannot make its description: {error}");
@@ -352,7 +353,7 @@ fn prepare(
     session_shared
         .suspension
         .ask_guarantees(guarantees.collect());
-    let mut welcome = admission::welcome(CUDA_SUCCESS);
+    let mut welcome = admission::welcome(wire.protocol, CUDA_SUCCESS);
     welcome.mode = Mode::Proxy.number();
     welcome.session = id;
     welcome.segment_len = segment::SEGMENT_LEN as u64;
