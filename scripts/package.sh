@@ -106,7 +106,7 @@ gzip -9nc CHANGELOG.md >"$tree/usr/share/doc/mpsshim/CHANGELOG.md.gz"
     date -u -d "@$SOURCE_DATE_EPOCH" '+  %a, %d %b %Y %H:%M:%S +0000'
 } | gzip -9n >"$tree/usr/share/doc/mpsshim/changelog.gz"
 install -d "$tree/DEBIAN"
-install -m 755 packaging/debian/postinst packaging/debian/prerm packaging/debian/postrm "$tree/DEBIAN"
+install -m 755 packaging/debian/preinst packaging/debian/postinst packaging/debian/prerm packaging/debian/postrm "$tree/DEBIAN"
 (cd "$tree" && find etc -type f | sed 's|^|/|' | sort) >"$tree/DEBIAN/conffiles"
 debian_package packaging/debian/control "mpsshim_${version}_amd64.deb"
 

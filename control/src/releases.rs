@@ -237,8 +237,8 @@ impl Releases {
         self.kept.push(one);
     }
 
-    /// Keeps the executable of a running server, whose path may have another one by now. Not if others than root and this
-    /// daemon's user can have made it: it is started for any user.
+    /// Keeps the executable of a running server, whose path may have another one by now. `None`: it names no release, or
+    /// others than root and this daemon's user can have made it, so that it must not be started for any user.
     pub fn keep_of(&mut self, pid: i32) -> Option<Arc<Executable>> {
         let file = File::open(format!("/proc/{pid}/exe")).ok()?;
         let metadata = file.metadata().ok()?;
@@ -254,6 +254,7 @@ impl Releases {
         let path = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
         let path = PathBuf::from(path.to_string_lossy().trim_end_matches(" (deleted)"));
         let one = Arc::new(Executable::of(&path, Some((file, of))));
+        one.link?;
         self.keep(Arc::clone(&one));
         Some(one)
     }

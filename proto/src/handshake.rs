@@ -42,7 +42,7 @@ pub const LONGEST_REASON: usize = 500;
 pub const WAIT_NOTICE: Duration = Duration::from_secs(1);
 
 /// Version of the wire format. Raised with any change to messages, ring, segment or handshake.
-pub const PROTOCOL_VERSION: u32 = 7;
+pub const PROTOCOL_VERSION: u32 = 8;
 
 /// The protocol that the library of a release speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

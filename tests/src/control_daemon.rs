@@ -4,7 +4,7 @@ use crate::PATIENCE;
 use crate::artifacts::artifact;
 use mpsshim_api::cuda::CUDA_ERROR_MPS_SERVER_NOT_READY;
 use mpsshim_control::seqpacket;
-use mpsshim_proto::handshake::{ClientHello, MAGIC_CLIENT, PROTOCOL_VERSION, Welcome};
+use mpsshim_proto::handshake::{ClientHello, MAGIC_CLIENT, PROTOCOL_VERSION, Welcome, Wire};
 use mpsshim_proto::wire;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -20,6 +20,12 @@ use tempfile::TempDir;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 pub const SERVER_NOT_READY: u32 = CUDA_ERROR_MPS_SERVER_NOT_READY.0;
+
+/// A wire that no release speaks, except for the fake server.
+pub const OTHER_WIRE: Wire = Wire {
+    protocol: 99,
+    fingerprint: 0x99,
+};
 
 /// Polls until it is so; panics when it is not within [`PATIENCE`].
 pub fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
@@ -355,10 +361,18 @@ fn open_to_all(directory: &Path) {
 
 /// The bytes of a hello of that protocol version.
 pub fn hello(protocol: u32) -> Vec<u8> {
+    hello_in(Wire {
+        protocol,
+        ..wire::OWN
+    })
+}
+
+/// The bytes of a hello with this wire.
+pub fn hello_in(wire: Wire) -> Vec<u8> {
     let hello = ClientHello {
         magic: MAGIC_CLIENT,
-        protocol,
-        table_hash: wire::OWN.fingerprint,
+        protocol: wire.protocol,
+        table_hash: wire.fingerprint,
         pid: std::process::id(),
         mode: 0,
         active_thread_centipercent: 0,
@@ -376,6 +390,13 @@ pub struct Client {
 impl Client {
     pub fn connect(place: &Place) -> Client {
         Client::at(&place.pipe().join("control"))
+    }
+
+    /// One with the library of another release.
+    pub fn with_wire(place: &Place, wire: Wire) -> Client {
+        let connection = seqpacket::connect(&place.pipe().join("control")).expect("connect");
+        seqpacket::send(connection.as_fd(), &hello_in(wire), None).expect("hello");
+        Client { connection }
     }
 
     /// One that connects to this socket.

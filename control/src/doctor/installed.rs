@@ -43,7 +43,7 @@ pub fn library(settings: &Settings) -> Vec<Finding> {
             CHECK,
             format!(
                 "{shown} is of release {} (protocol {}), and this program of {VERSION} (protocol {PROTOCOL_VERSION}): \
-                 the daemon refuses its programs with 805.",
+                 if no server of its release is installed, the daemon refuses its programs with 805.",
                 release.version, release.protocol
             ),
             SAME_RELEASE,

@@ -43,12 +43,17 @@ impl Servers {
             self.check_partitions(&said.limits, uid)?;
             self.check_named(&said.limits, uid, devices)?;
             let name = said.limits.named.as_ref().map(|named| named.name.as_str());
-            let release = said.release.clone().unwrap_or_default();
+            let executable = self.releases.keep_of(pid);
+            let release = match &executable {
+                Some(executable) => executable.spoken().clone(),
+                None => said.release.clone().unwrap_or_default(),
+            };
             if !release.is_plausible() {
                 return Err("it names an impossible release".to_owned());
             }
             let seeks = (name, program, &release);
-            Ok((self.may_take_over(connection.as_fd(), who, seeks)?, *said))
+            let process = self.may_take_over(connection.as_fd(), who, seeks)?;
+            Ok((process, *said, release, executable))
         });
         let link = Link::to_user(connection, uid);
         let (
@@ -57,9 +62,10 @@ impl Servers {
                 clients,
                 limits,
                 quarantined,
-                release,
                 ..
             },
+            release,
+            executable,
         ) = match process {
             Ok(found) => found,
             Err(reason) => {
@@ -87,8 +93,8 @@ impl Servers {
             self.quarantine.add(program.clone());
         }
         server.quarantined = quarantined;
-        server.release = release.unwrap_or_default();
-        server.executable = self.releases.keep_of(pid);
+        server.release = release;
+        server.executable = executable;
         self.running.push(server);
         self.tell_namespaces_to(owner);
         self.adopt_partitions(&limits, pid);

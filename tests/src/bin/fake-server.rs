@@ -5,6 +5,8 @@
 //! `FAKE_SERVER=crash` ends before it is ready, `slow` takes half a second to get ready, `stuck` never does. A client may
 //! send `fault` (the context is lost) or `die` (the process ends as if it had crashed).
 //!
+//! Its executable says that it is of release 9.9.9 and speaks the wire `OTHER_WIRE` besides this release's.
+//!
 //! `fake-server introduce` is no server: it says that it is one whose daemon has died, prints the daemon's answer, and
 //! keeps the connection until its standard input ends. A further argument is the limits that it reports, as JSON; it sends
 //! each line of its standard input as a report.
@@ -12,7 +14,7 @@
 use crossbeam_channel::{Sender, unbounded};
 use mpsshim_api::cuda::{CUDA_ERROR_MPS_SERVER_NOT_READY, CUDA_SUCCESS};
 use mpsshim_control::greeting::refusal;
-use mpsshim_control::link::{Link, MoveMemory};
+use mpsshim_control::link::{LINK_VERSION, Link, MoveMemory, OLDEST_LINK};
 use mpsshim_control::logging::{self, Sink};
 use mpsshim_control::seqpacket;
 use mpsshim_control::settings::Settings;
@@ -23,7 +25,10 @@ use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{DEFAULT_WEIGHT, Limits, Usage};
 use mpsshim_model::mode::Mode;
 use mpsshim_proto::handshake::{ClientHello, Welcome};
+use mpsshim_proto::release::ServerNote;
+use mpsshim_proto::wire;
 use mpsshim_server::serve::{End, Host, serve};
+use mpsshim_tests::control_daemon::OTHER_WIRE;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -35,6 +40,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use std::{env, io};
 use zerocopy::IntoBytes;
+
+/// It speaks this release's wire, and another one.
+#[used]
+#[unsafe(link_section = ".note.mpsshim")]
+static RELEASE: ServerNote = ServerNote::of(
+    "9.9.9",
+    (OLDEST_LINK, LINK_VERSION),
+    &[wire::OWN, OTHER_WIRE],
+    &[],
+);
 
 struct Fake {
     sessions: AtomicU64,

@@ -39,6 +39,7 @@ mod pinned;
 mod prompt;
 mod proxy;
 mod quarantine;
+mod releases;
 mod replay;
 mod required;
 mod restart;

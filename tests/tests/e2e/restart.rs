@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
@@ -335,19 +335,40 @@ pub struct Installed {
 
 impl Installed {
     pub fn new() -> Installed {
+        Installed::of(&artifact("mps-server"))
+    }
+
+    /// This executable, in the folder `bin` of a folder of its own.
+    pub fn of(server: &Path) -> Installed {
         let folder = tempfile::tempdir().expect("a folder");
-        let path = folder.path().join("mps-server");
-        fs::copy(artifact("mps-server"), &path).expect("a copy");
+        let path = folder.path().join("bin/mps-server");
+        fs::create_dir(folder.path().join("bin")).expect("a folder");
+        fs::copy(server, &path).expect("a copy");
         Installed {
             _folder: folder,
             path,
         }
     }
 
+    /// The server of an earlier release, as its package leaves it there.
+    pub fn leave_earlier(&self, release: &str, server: &Path) {
+        let folder = self.path.with_file_name("../lib/mpsshim/earlier");
+        let folder = folder.join(release);
+        fs::create_dir_all(&folder).expect("folders");
+        fs::copy(server, folder.join("mps-server")).expect("a copy");
+    }
+
     /// A daemon that uses it.
     pub fn daemon(&self, env: &[(&str, &str)]) -> Place {
         let path = self.path.to_str().expect("UTF-8");
         daemon_with(&[env, &[("MPSSHIM_SERVER", path)]].concat())
+    }
+
+    /// Another executable takes its place: running servers go on.
+    pub fn replace_with(&self, server: &Path) {
+        let next = self.path.with_extension("next");
+        fs::copy(server, &next).expect("a copy");
+        fs::rename(&next, &self.path).expect("renamed");
     }
 
     /// A script takes its place: what runs goes on.

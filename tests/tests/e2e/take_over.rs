@@ -34,7 +34,7 @@ fn kill_daemon(place: &Place) {
 }
 
 /// Kills the daemon and starts another one in its place.
-fn next_daemon(place: &Place, options: &[&str]) {
+pub fn next_daemon(place: &Place, options: &[&str]) {
     kill_daemon(place);
     let done = place.control(options);
     assert_eq!(outcome(&done), (0, "", ""));

@@ -102,7 +102,7 @@ pub const ELSEWHERE: &[Row] = &[
     ),
     (
         "README.md",
-        "tar -xzf mpsshim-0.1.0-x86_64-linux.tar.gz -C /opt",
+        "tar -xzf mpsshim-0.2.0-x86_64-linux.tar.gz -C /opt",
         ARCHIVE,
     ),
     ("README.md", "mps-control top", TOP),
@@ -111,7 +111,7 @@ pub const ELSEWHERE: &[Row] = &[
         "scripts/package.sh",
         Lines("scripts/images.sh"),
     ),
-    ("README.md", "apt install ./mpsshim_0.1.0_amd64.deb", DEBIAN),
+    ("README.md", "apt install ./mpsshim_0.2.0_amd64.deb", DEBIAN),
     (
         "docs/install.md",
         "scripts/package.sh",
@@ -119,7 +119,7 @@ pub const ELSEWHERE: &[Row] = &[
     ),
     (
         "docs/install.md",
-        "apt install ./mpsshim_0.1.0_amd64.deb",
+        "apt install ./mpsshim_0.2.0_amd64.deb",
         DEBIAN,
     ),
     ("docs/install.md", "apt purge", DEBIAN),
@@ -135,12 +135,12 @@ pub const ELSEWHERE: &[Row] = &[
     ),
     (
         "docs/install.md",
-        "tar -xzf mpsshim-0.1.0-x86_64-linux.tar.gz -C /opt",
+        "tar -xzf mpsshim-0.2.0-x86_64-linux.tar.gz -C /opt",
         ARCHIVE,
     ),
     (
         "docs/install.md",
-        "/opt/mpsshim-0.1.0-x86_64-linux/bin/mps-run ./nbody -benchmark",
+        "/opt/mpsshim-0.2.0-x86_64-linux/bin/mps-run ./nbody -benchmark",
         ARCHIVE,
     ),
     (
@@ -273,7 +273,7 @@ pub const ELSEWHERE: &[Row] = &[
     ),
     (
         "docs/upgrade.md",
-        "apt install ./mpsshim_0.1.0_amd64.deb",
+        "apt install ./mpsshim_0.2.0_amd64.deb",
         DEBIAN,
     ),
     ("docs/upgrade.md", "systemctl restart", SYSTEMD),
