@@ -53,7 +53,13 @@ const FORMAT: ModuleOption = ModuleOption {
     meaning: "output format; noheader leaves out the line with the names of the columns",
 };
 
-const LIMITS: &[ModuleOption] = &[
+/// Options of `server set`.
+const SERVER_SET: &[ModuleOption] = &[
+    ModuleOption {
+        name: "--uid",
+        value: Some("UID"),
+        meaning: "the user that it runs as and whose clients it serves; not while it has clients",
+    },
     ModuleOption {
         name: "--pinned-memory-limit",
         value: Some("AMOUNT|DEVICE=AMOUNT,...|none"),
@@ -110,6 +116,11 @@ pub const MODULES: &[Module] = &[
                         value: Some("DEVICE,..."),
                         meaning: "its devices, by ordinal or UUID, in the order in which it numbers them; all by default",
                     },
+                    ModuleOption {
+                        name: "--locality-domains",
+                        value: None,
+                        meaning: "always refused: devices are not divided into locality domains",
+                    },
                 ],
                 meaning: "create and start a server for the clients whose pipe directory is its folder NAME in the daemon's",
                 acts: true,
@@ -128,8 +139,8 @@ pub const MODULES: &[Module] = &[
             Verb {
                 name: "set",
                 arguments: &["NAME"],
-                options: LIMITS,
-                meaning: "set limits of a server, for clients that connect from now on",
+                options: SERVER_SET,
+                meaning: "set the user of a server that was created, and limits of a server for clients that connect from now on",
                 acts: true,
             },
             Verb {
@@ -349,7 +360,14 @@ pub enum Command {
         force: bool,
     },
     /// `server set NAME OPTIONS`
-    ServerSet(String, SetLimits),
+    ServerSet {
+        /// Its name.
+        name: String,
+        /// Its user; `None`: unchanged.
+        uid: Option<u32>,
+        /// Its limits.
+        limits: SetLimits,
+    },
     /// `server list [NAME]`
     ServerList(Option<String>, Form),
     /// `server get NAME FIELD`
@@ -523,6 +541,54 @@ pub fn in_format(line: &str, format: Format) -> String {
     }
 }
 
+/// The id of a user.
+///
+/// # Errors
+/// The text is no user id, in words.
+pub fn user_id(text: &str) -> Result<u32, String> {
+    // The largest number means no user.
+    let uid = text.parse().ok().filter(|uid| *uid != u32::MAX);
+    uid.ok_or_else(|| format!("\"{text}\" is not a user id"))
+}
+
+/// A limit of device memory: an amount, amounts by device, or `none`.
+///
+/// # Errors
+/// The text is no such limit, in words.
+pub fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
+    if text.eq_ignore_ascii_case("none") {
+        return Ok(MemoryLimit::None);
+    }
+    if !text.contains('=') {
+        let bytes = amount::parse(text).map_err(|error| error.to_string())?;
+        return Ok(MemoryLimit::Every(bytes));
+    }
+    let devices = limits::of_devices(text).map(|limit| match limit {
+        Ok((device, bytes)) => Ok((device.to_owned(), bytes)),
+        Err(part) => Err(format!("\"{part}\" is not DEVICE=AMOUNT")),
+    });
+    Ok(MemoryLimit::Devices(devices.collect::<Result<_, _>>()?))
+}
+
+/// An active-thread percentage.
+///
+/// # Errors
+/// The text is none, in words.
+pub fn percentage(text: &str) -> Result<Percentage, String> {
+    let number = text.strip_suffix('%').unwrap_or(text);
+    let parsed = number.parse::<Percentage>();
+    parsed.map_err(|error| format!("\"{text}\": {error}"))
+}
+
+/// A priority of clients.
+///
+/// # Errors
+/// The text is none, in words.
+pub fn client_priority(text: &str) -> Result<u32, String> {
+    let parsed = defaults::priority(text);
+    parsed.ok_or_else(|| format!("\"{text}\": a priority is 0 or 1"))
+}
+
 /// The words behind a verb.
 struct Words<'a> {
     module: &'static str,
@@ -650,13 +716,8 @@ impl<'a> Words<'a> {
     }
 
     fn user(&self) -> Result<Option<u32>, ModuleError> {
-        let Some(text) = self.option("--uid") else {
-            return Ok(None);
-        };
-        // The largest number means no user.
-        let uid = text.parse().ok().filter(|uid| *uid != u32::MAX);
-        let uid = uid.ok_or_else(|| self.wrong(format!("\"{text}\" is not a user id")))?;
-        Ok(Some(uid))
+        let uid = self.option("--uid").map(user_id);
+        uid.transpose().map_err(|why| self.wrong(why))
     }
 
     fn devices(&self) -> Option<Vec<String>> {
@@ -664,22 +725,7 @@ impl<'a> Words<'a> {
         Some(text.split(',').map(str::to_owned).collect())
     }
 
-    fn memory(&self, text: &str) -> Result<MemoryLimit, ModuleError> {
-        if text.eq_ignore_ascii_case("none") {
-            return Ok(MemoryLimit::None);
-        }
-        if !text.contains('=') {
-            let bytes = amount::parse(text).map_err(|error| self.wrong(error.to_string()))?;
-            return Ok(MemoryLimit::Every(bytes));
-        }
-        let devices = limits::of_devices(text).map(|limit| match limit {
-            Ok((device, bytes)) => Ok((device.to_owned(), bytes)),
-            Err(part) => Err(self.wrong(format!("\"{part}\" is not DEVICE=AMOUNT"))),
-        });
-        Ok(MemoryLimit::Devices(devices.collect::<Result<_, _>>()?))
-    }
-
-    /// At least one limit.
+    /// At least one option.
     fn limits(&self) -> Result<SetLimits, ModuleError> {
         if self.options.is_empty() {
             return Err(self.wrong("at least one option expected"));
@@ -693,36 +739,40 @@ impl<'a> Words<'a> {
             "--active-thread-percentage",
             "--client-priority",
         ];
-        let memory = self.option(memory).map(|text| self.memory(text));
-        let threads = self.option(threads).map(|text| {
-            let number = text.strip_suffix('%').unwrap_or(text);
-            let parsed = number.parse::<Percentage>();
-            parsed.map_err(|error| self.wrong(format!("\"{text}\": {error}")))
-        });
-        let priority = self.option(priority).map(|text| {
-            let parsed = defaults::priority(text);
-            parsed.ok_or_else(|| self.wrong(format!("\"{text}\": a priority is 0 or 1")))
-        });
+        let memory = self.option(memory).map(memory_limit).transpose();
+        let threads = self.option(threads).map(percentage).transpose();
+        let priority = self.option(priority).map(client_priority).transpose();
         Ok(SetLimits {
-            memory: memory.transpose()?,
-            threads: threads.transpose()?,
-            priority: priority.transpose()?,
+            memory: memory.map_err(|why| self.wrong(why))?,
+            threads: threads.map_err(|why| self.wrong(why))?,
+            priority: priority.map_err(|why| self.wrong(why))?,
         })
     }
 
     fn command(&self) -> Result<Command, ModuleError> {
         let text = |at| self.argument(at).to_owned();
         Ok(match (self.module, self.verb.name) {
-            ("server", "create") => Command::ServerCreate {
-                name: text(0),
-                uid: self.user()?,
-                devices: self.devices(),
-            },
+            ("server", "create") => {
+                if self.option("--locality-domains").is_some() {
+                    return Err(self.wrong(
+                        "devices are not divided into locality domains here; leave out --locality-domains",
+                    ));
+                }
+                Command::ServerCreate {
+                    name: text(0),
+                    uid: self.user()?,
+                    devices: self.devices(),
+                }
+            }
             ("server", "delete") => Command::ServerDelete {
                 name: text(0),
                 force: self.option("--force").is_some(),
             },
-            ("server", "set") => Command::ServerSet(text(0), self.limits()?),
+            ("server", "set") => Command::ServerSet {
+                name: text(0),
+                uid: self.user()?,
+                limits: self.limits()?,
+            },
             ("server", "list") => Command::ServerList(self.optional(0), self.form()?),
             ("server", _) => Command::ServerGet(text(0), self.field(1, SERVER_FIELDS)?),
             ("namespace", "create") => {
@@ -866,9 +916,10 @@ mod tests {
             ("namespace list a", Command::NamespaceList(name("a"), table)),
             (
                 "server set a --pinned-memory-limit=0=1G,GPU-a=512M --client-priority=1",
-                Command::ServerSet(
-                    "a".into(),
-                    SetLimits {
+                Command::ServerSet {
+                    name: "a".into(),
+                    uid: None,
+                    limits: SetLimits {
                         memory: Some(MemoryLimit::Devices(vec![
                             ("0".into(), 1 << 30),
                             ("GPU-a".into(), 512 << 20),
@@ -876,7 +927,15 @@ mod tests {
                         priority: Some(1),
                         threads: None,
                     },
-                ),
+                },
+            ),
+            (
+                "server set a --uid=7",
+                Command::ServerSet {
+                    name: "a".into(),
+                    uid: Some(7),
+                    limits: SetLimits::default(),
+                },
             ),
         ] {
             assert_eq!(ok(line), expected, "{line}");
@@ -940,6 +999,14 @@ mod tests {
         ] {
             assert_eq!(error(line), expected, "{line}");
         }
+        assert!(
+            error("server set a --uid=4294967295")
+                .contains("\"4294967295\" is not a user id; usage: ")
+        );
+        assert!(
+            error("server create a --locality-domains")
+                .contains("leave out --locality-domains; usage: ")
+        );
         assert!(error("client list --all=1").contains("--all takes no value"));
         assert!(error("client list --all --server=a").contains("exclude each other"));
     }

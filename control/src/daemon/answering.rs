@@ -115,7 +115,7 @@ impl Daemon {
             | Command::Module(
                 modules::Command::DeviceList(_)
                 | modules::Command::ServerCreate { .. }
-                | modules::Command::ServerSet(..)
+                | modules::Command::ServerSet { .. }
                 | modules::Command::NamespaceCreate(..)
                 | modules::Command::NamespaceSet(..),
             ) if self.devices.known().is_none() => {
@@ -169,6 +169,9 @@ impl Daemon {
             },
             Command::Module(modules::Command::ServerDelete { name, force }) => {
                 self.delete_server(name, *force).map(Until::AllGone)
+            }
+            Command::Module(modules::Command::ServerSet { name, uid, limits }) => {
+                self.set_server(name, *uid, limits).map(Until::AllGone)
             }
             Command::Module(modules::Command::NamespaceDelete { name, force }) => {
                 self.delete_namespace(name, *force).map(Until::AllGone)
@@ -283,6 +286,10 @@ impl Daemon {
                 },
                 Until::Devices(request) if !found && request.command != Command::Info => {
                     Answer::failed(self.devices.failure())
+                }
+                Until::Devices(request) if found => {
+                    self.serve(by, request, None);
+                    continue;
                 }
                 Until::Devices(request) => self.perform(&request, &Answers::default()),
                 Until::TraceStart(_) => match self.servers.trace_troubles().as_slice() {

@@ -27,11 +27,6 @@ impl Daemon {
                 created.map_err(|why| Answer::failed(format!("server create: {why}")))?;
                 Ok(Answer::done(""))
             }
-            Command::ServerSet(name, limits) => {
-                let set = self.set_server(name, limits);
-                set.map_err(|why| Answer::failed(format!("server set: {why}")))?;
-                Ok(Answer::done(""))
-            }
             Command::ServerList(name, form) => {
                 let mut rows = match name {
                     Some(name) => vec![self.fields_of(self.named(name)?)],
@@ -92,6 +87,10 @@ impl Daemon {
             }
             Command::ServerDelete { name, force } => {
                 self.delete_server(name, *force)?;
+                Ok(Answer::done(""))
+            }
+            Command::ServerSet { name, uid, limits } => {
+                self.set_server(name, *uid, limits)?;
                 Ok(Answer::done(""))
             }
             Command::ClientTerminate(pid) => {
@@ -203,7 +202,24 @@ impl Daemon {
         self.servers.create(wanted, self.directory.folder())
     }
 
-    fn set_server(&mut self, name: &str, limits: &SetLimits) -> Result<(), String> {
+    /// Sets user and limits of a server; returns the processes that end, with no sessions.
+    pub(super) fn set_server(
+        &mut self,
+        name: &str,
+        uid: Option<u32>,
+        limits: &SetLimits,
+    ) -> Result<Vec<(i32, Vec<u64>)>, Answer> {
+        let ended = self.try_set_server(name, uid, limits);
+        let ended = ended.map_err(|why| Answer::failed(format!("server set: {why}")))?;
+        Ok(ended.into_iter().map(|pid| (pid, Vec::new())).collect())
+    }
+
+    fn try_set_server(
+        &mut self,
+        name: &str,
+        uid: Option<u32>,
+        limits: &SetLimits,
+    ) -> Result<Vec<i32>, String> {
         let known = self
             .named(name)
             .map_err(|answer| answer.text.trim_end().to_owned())?;
@@ -212,7 +228,11 @@ impl Daemon {
             Known::Stopped(one) => Some(&one.named),
         };
         let new = self.own_limits(named, limits)?;
-        self.servers.set_limits_of(name, &new)
+        if let Some(uid) = uid {
+            self.servers.check_new_user(name, uid)?;
+        }
+        self.servers.set_limits_of(name, &new)?;
+        Ok(uid.map_or_else(Vec::new, |uid| self.servers.change_user(name, uid)))
     }
 
     /// The fields of a namespace, in the order of [`NAMESPACE_FIELDS`].

@@ -5,7 +5,7 @@ use super::namespaces::Space;
 use super::{Entrance, Server, Servers, State};
 use crate::directory::Gate;
 use crate::spawn::Owner;
-use mpsshim_api::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED;
+use mpsshim_api::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, Percentage};
 use mpsshim_model::named::{DEFAULT_NAMESPACE, MOST_SERVERS, Named, NamedDevice, check_name};
@@ -254,18 +254,11 @@ impl Servers {
     /// # Errors
     /// It has clients, or does not exist, in words; nothing is deleted then.
     pub fn delete(&mut self, name: &str, force: bool) -> Result<Vec<i32>, String> {
-        let found = self.defined(name);
-        let id = found.ok_or_else(|| not_created(name))?.id;
-        let clients = self.all().filter(|server| server.named == Some(id));
-        let clients = clients.flat_map(|server| {
-            let coming = server.handed_over.iter().map(|coming| coming.who.pid);
-            server.clients().chain(coming)
-        });
-        let clients: Vec<String> = clients.map(|pid| pid.to_string()).collect();
+        let id = self.created(name)?.id;
+        let clients = self.clients_of(id);
         if !clients.is_empty() && !force {
             return Err(format!(
-                "server {name} has clients ({}); end them first, or give --force",
-                clients.join(" ")
+                "server {name} has clients ({clients}); end them first, or give --force"
             ));
         }
         self.named.retain(|one| one.id != id);
@@ -282,6 +275,60 @@ impl Servers {
         }
         tracing::info!("Server {name} deleted");
         Ok(processes)
+    }
+
+    /// Process ids of a named server's clients, in words.
+    fn clients_of(&self, id: NamedId) -> String {
+        let servers = self.all().filter(|server| server.named == Some(id));
+        let clients = servers.flat_map(|server| {
+            let coming = server.handed_over.iter().map(|coming| coming.who.pid);
+            server.clients().chain(coming)
+        });
+        let clients: Vec<String> = clients.map(|pid| pid.to_string()).collect();
+        clients.join(" ")
+    }
+
+    /// Whether a named server may be for this user from now on.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn check_new_user(&self, name: &str, uid: u32) -> Result<(), String> {
+        let found = self.created(name)?;
+        if found.uid == uid {
+            return Ok(());
+        }
+        self.check_user(uid)?;
+        match self.clients_of(found.id) {
+            clients if clients.is_empty() => Ok(()),
+            clients => Err(format!(
+                "server {name} has clients ({clients}), and its user can be changed once they have ended"
+            )),
+        }
+    }
+
+    /// Changes the user of a named server, which [`Servers::check_new_user`] has checked. Its processes end and it starts as
+    /// that user; returns their ids.
+    pub fn change_user(&mut self, name: &str, uid: u32) -> Vec<i32> {
+        let mut named = self.named.iter_mut();
+        let found = named.find(|one| one.named.name == name && one.uid != uid);
+        let Some(found) = found else {
+            return Vec::new();
+        };
+        let (id, before) = (found.id, std::mem::replace(&mut found.uid, uid));
+        self.wanted.retain(|owner| owner.named != Some(id));
+        self.refuse_clients(
+            |waiting| waiting.owner.named == Some(id),
+            CUDA_ERROR_MPS_SERVER_NOT_READY,
+            &format!("server {name} serves user {uid} only"),
+        );
+        let processes = self.processes_of(id);
+        for server in self.running.iter_mut().filter(|one| one.named == Some(id)) {
+            server.stop(true);
+        }
+        tracing::info!("Server {name} of user {before} is user {uid}'s from now on");
+        self.wanted.push(self.owner_of(id, uid));
+        self.advance();
+        processes
     }
 
     /// Changes the limits of a server for clients that connect from now on: of a named server for its later processes too,
