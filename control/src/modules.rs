@@ -3,6 +3,7 @@
 
 use super::commands::{self, Format};
 use super::defaults;
+use super::server_file::ServerFile;
 use clap::ValueEnum;
 use mpsshim_model::amount;
 use mpsshim_model::limits::Percentage;
@@ -11,6 +12,9 @@ use std::fmt::Write as _;
 
 /// The variable that selects the version of the interface, 2 or 3.
 pub const PROTOCOL_VERSION: &str = "CUDA_MPS_PROTOCOL_VERSION";
+
+/// Why an audit log cannot be switched on.
+pub const NO_AUDIT_LOG: &str = "no log of each allocation is written; ps, top and the metrics show the device memory of each client";
 
 /// A subject of commands.
 pub struct Module {
@@ -343,6 +347,10 @@ pub struct NamespaceName {
 pub enum Command {
     /// `MODULE --help`, `MODULE VERB --help`: the text.
     Help(String),
+    /// `-a`, with the path of the file, whose content comes with the command.
+    Apply(String),
+    /// The file of `-a`.
+    ApplyFile(ServerFile),
     /// `server create NAME [--uid=UID] [--allowed-devices=DEVICE,...]`
     ServerCreate {
         /// Its name.
@@ -801,6 +809,15 @@ impl<'a> Words<'a> {
             _ => Command::DeviceList(self.form()?),
         })
     }
+}
+
+/// The command that `-a` sends, with the path of the file behind it.
+pub const APPLY: &str = "apply";
+
+/// The path in the command of `-a`.
+pub fn applied_path(line: &str) -> Option<&str> {
+    let path = line.strip_prefix(APPLY)?.strip_prefix(' ')?;
+    (!path.is_empty()).then_some(path)
 }
 
 /// Parses a line; `None`: its first word is no module.

@@ -1,5 +1,6 @@
 //! The daemon's side of a command: answered at once, or when the event that it waits for has occurred.
 
+use super::apply::read_sent;
 use super::{Awaiting, Daemon, Until};
 use crate::closers::Stranger;
 use crate::commands::{self, Command, Request, Whose};
@@ -8,6 +9,7 @@ use crate::logging::limit;
 use crate::modules;
 use crate::parse::parse_in;
 use crate::program::Program;
+use crate::server_file::ServerFile;
 use crate::servers::Server;
 use crate::usage::{Answers, Question, UsageBySession};
 use crate::wire::{self, Answer, Interface};
@@ -25,6 +27,20 @@ const REMEMBERED: usize = 8;
 
 /// Result of a command that completes at once; the error is the answer to a command that fails.
 pub(super) type Outcome = Result<Answer, Answer>;
+
+/// The request to apply a file that was sent with the command.
+fn read_file(path: &str, descriptor: Option<Stranger>) -> Result<Request, Answer> {
+    let descriptor = descriptor.ok_or_else(|| {
+        Answer::failed("-a: mps-control must send the file with the command, and sent none")
+    })?;
+    let text = read_sent(OwnedFd::from(descriptor)).map_err(Answer::failed)?;
+    let file = ServerFile::parse(&text, path);
+    let file = file.map_err(|mistakes| Answer::failed(mistakes.to_string()))?;
+    Ok(Request {
+        command: Command::Module(modules::Command::ApplyFile(file)),
+        format: commands::Format::default(),
+    })
+}
 
 impl Daemon {
     /// `descriptor`: the descriptor sent with the command.
@@ -114,6 +130,7 @@ impl Daemon {
             | Command::Partitions
             | Command::Module(
                 modules::Command::DeviceList(_)
+                | modules::Command::ApplyFile(_)
                 | modules::Command::ServerCreate { .. }
                 | modules::Command::ServerSet { .. }
                 | modules::Command::NamespaceCreate(..)
@@ -143,6 +160,13 @@ impl Daemon {
             Command::ClientList(wanted) if request.format != commands::Format::Table => {
                 let pid = self.pid(wanted);
                 pid.map(|pid| Until::Usage(self.ask(&[pid]), request))
+            }
+            Command::Module(modules::Command::Apply(path)) => {
+                let request = read_file(path, descriptor);
+                let Err(answer) = request.map(|request| self.serve(by, request, None)) else {
+                    return;
+                };
+                Err(answer)
             }
             Command::TraceStart(path) => match descriptor {
                 Some(file) => {

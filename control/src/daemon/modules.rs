@@ -22,6 +22,12 @@ impl Daemon {
     pub(super) fn perform_module(&mut self, command: &Command) -> Outcome {
         match command {
             Command::Help(text) => Ok(Answer::done(text.clone())),
+            Command::ApplyFile(file) => match self.apply(file) {
+                Ok(()) => Ok(Answer::done("")),
+                Err(mistakes) => Err(Answer::failed(mistakes.to_string())),
+            },
+            // Its file has been read, or the command was refused.
+            Command::Apply(_) => Ok(Answer::done("")),
             Command::ServerCreate { name, uid, devices } => {
                 let created = self.create_server(name, *uid, devices.as_deref());
                 created.map_err(|why| Answer::failed(format!("server create: {why}")))?;
@@ -177,29 +183,27 @@ impl Daemon {
         devices: Option<&[String]>,
     ) -> Result<(), String> {
         let known = self.devices.known().unwrap_or_default();
-        let mut chosen: Vec<(usize, &DeviceInfo)> = Vec::new();
-        for wanted in devices.unwrap_or_default() {
-            let ordinal = find_device(known, wanted)?;
-            if chosen.iter().any(|(other, _)| *other == ordinal) {
-                return Err(format!("device {wanted} is given twice"));
-            }
-            chosen.push((ordinal, &known[ordinal]));
-        }
-        let all = || known.iter().enumerate().collect();
-        let used: Vec<_> = devices.map_or_else(all, |_| chosen.clone());
-        if let Some((device, info)) = used.iter().find(|(_, info)| info.is_exclusive()) {
-            return Err(format!(
-                "device {device} is in {} mode, in which several servers cannot share it; set DEFAULT mode \
-                 (nvidia-smi -c DEFAULT)",
-                info.compute_mode
-            ));
-        }
+        let devices = chosen_devices(known, devices)?;
+        let used = devices.clone();
+        let used = used.unwrap_or_else(|| known.iter().enumerate().collect());
+        check_shared(used.into_iter())?;
         let wanted = Wanted {
             name,
             uid: uid.unwrap_or_else(|| geteuid().as_raw()),
-            devices: devices.map(|_| chosen),
+            devices,
         };
         self.servers.create(wanted, self.directory.folder())
+    }
+
+    /// Whether a named server can share its devices with other servers.
+    pub(super) fn check_shared(&self, named: &Named) -> Result<(), String> {
+        let known = self.devices.known().unwrap_or_default();
+        check_shared(
+            known
+                .iter()
+                .enumerate()
+                .filter(|(_, device)| named.has(device)),
+        )
     }
 
     /// Sets user and limits of a server; returns the processes that end, with no sessions.
@@ -287,7 +291,11 @@ impl Daemon {
         deleted.map_err(|why| Answer::failed(format!("namespace delete: {why}")))
     }
 
-    fn own_limits(&self, named: Option<&Named>, limits: &SetLimits) -> Result<OwnLimits, String> {
+    pub(super) fn own_limits(
+        &self,
+        named: Option<&Named>,
+        limits: &SetLimits,
+    ) -> Result<OwnLimits, String> {
         let memory = limits.memory.as_ref();
         let memory = memory.map(|memory| self.memory_of(named, memory));
         Ok(OwnLimits {
@@ -390,8 +398,41 @@ fn path_of(name: &NamespaceName) -> NamespacePath<'_> {
     }
 }
 
+/// The devices that are named, with the daemon's ordinals; `None`: none are.
+pub(super) fn chosen_devices<'a>(
+    known: &'a [DeviceInfo],
+    devices: Option<&[String]>,
+) -> Result<Option<Vec<(usize, &'a DeviceInfo)>>, String> {
+    let Some(devices) = devices else {
+        return Ok(None);
+    };
+    let mut chosen: Vec<(usize, &DeviceInfo)> = Vec::new();
+    for wanted in devices {
+        let ordinal = find_device(known, wanted)?;
+        if chosen.iter().any(|(other, _)| *other == ordinal) {
+            return Err(format!("device {wanted} is given twice"));
+        }
+        chosen.push((ordinal, &known[ordinal]));
+    }
+    Ok(Some(chosen))
+}
+
+/// Whether several servers can share these devices.
+fn check_shared<'a>(
+    mut devices: impl Iterator<Item = (usize, &'a DeviceInfo)>,
+) -> Result<(), String> {
+    match devices.find(|(_, info)| info.is_exclusive()) {
+        Some((device, info)) => Err(format!(
+            "device {device} is in {} mode, in which several servers cannot share it; set DEFAULT mode \
+             (nvidia-smi -c DEFAULT)",
+            info.compute_mode
+        )),
+        None => Ok(()),
+    }
+}
+
 /// The ordinal of a device of the daemon.
-fn find_device(known: &[DeviceInfo], wanted: &str) -> Result<usize, String> {
+pub(super) fn find_device(known: &[DeviceInfo], wanted: &str) -> Result<usize, String> {
     let found = device::find(known, wanted);
     found.map_err(|why| why.replace("device_query lists", "device list lists"))
 }

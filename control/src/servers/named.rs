@@ -42,7 +42,7 @@ pub struct OwnLimits {
 
 impl OwnLimits {
     /// Sets the given ones in `limits`.
-    fn apply(&self, limits: &mut Limits) {
+    pub(super) fn apply(&self, limits: &mut Limits) {
         limits.threads = self.threads.unwrap_or(limits.threads);
         limits.priority = self.priority.unwrap_or(limits.priority);
         if let Some(memory) = &self.memory {
@@ -72,6 +72,14 @@ impl Definition {
         let mut limits = self.named.limits(defaults);
         self.own.apply(&mut limits);
         limits
+    }
+
+    /// Changes the limits that are given.
+    pub(super) fn merge(&mut self, new: &OwnLimits) {
+        let own = &mut self.own;
+        own.threads = new.threads.or(own.threads);
+        own.priority = new.priority.or(own.priority);
+        own.memory = new.memory.clone().or(own.memory.take());
     }
 
     /// Opens the sockets that are not open.
@@ -120,32 +128,9 @@ impl Servers {
     /// Why that is impossible, in words; nothing is created then.
     pub fn create(&mut self, wanted: Wanted<'_>, directory: BorrowedFd<'_>) -> Result<(), String> {
         let Wanted { name, uid, devices } = wanted;
-        check_name(name)?;
-        if RESERVED.contains(&name) || name.starts_with(OF_USERS) {
-            return Err(format!("the name {name} {TAKEN}"));
-        }
-        if self.defined(name).is_some() {
-            return Err(format!("there is a server {name} already"));
-        }
-        if self.named.len() >= MOST_SERVERS {
-            return Err(format!("there are {MOST_SERVERS} named servers already"));
-        }
-        if self.closing {
-            return Err("the daemon is shutting down".into());
-        }
+        self.check_new_server(name, 0)?;
         self.check_user(uid)?;
-        if self.defaults.limits.partitions.is_some() {
-            return Err(
-                "static partitions (-S) reserve multiprocessors within one server only; start the daemon without -S"
-                    .into(),
-            );
-        }
-        if devices.is_some() && !self.launcher.modes().devices.is_empty() {
-            return Err(
-                "the daemon's --mode names devices, which excludes --allowed-devices; choose one mode for all devices"
-                    .into(),
-            );
-        }
+        self.check_new_devices(devices.is_some())?;
         let named = Named {
             name: name.to_owned(),
             devices: devices.map(|devices| {
@@ -171,8 +156,51 @@ impl Servers {
         Ok(())
     }
 
+    /// Whether a server can have this name, and no server has.
+    pub(super) fn check_new_name(&self, name: &str) -> Result<(), String> {
+        check_name(name)?;
+        if RESERVED.contains(&name) || name.starts_with(OF_USERS) {
+            return Err(format!("the name {name} {TAKEN}"));
+        }
+        match self.defined(name) {
+            Some(_) => Err(format!("there is a server {name} already")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether this daemon can have named servers.
+    pub(super) fn check_may_create(&self) -> Result<(), String> {
+        if self.closing {
+            return Err("the daemon is shutting down".into());
+        }
+        match self.defaults.limits.partitions {
+            Some(_) => Err(
+                "static partitions (-S) reserve multiprocessors within one server only; start the daemon without -S"
+                    .into(),
+            ),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a new server may have devices of its own.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn check_new_devices(&self, has_own: bool) -> Result<(), String> {
+        match has_own && !self.launcher.modes().devices.is_empty() {
+            true => Err(
+                "the daemon's --mode names devices, which excludes --allowed-devices; choose one mode for all devices"
+                    .into(),
+            ),
+            false => Ok(()),
+        }
+    }
+
     /// Whether a named server may be for this user.
-    fn check_user(&self, uid: u32) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn check_user(&self, uid: u32) -> Result<(), String> {
         let own = geteuid().as_raw();
         if !self.launcher.serves(uid) {
             return Err(format!(
@@ -192,7 +220,7 @@ impl Servers {
     }
 
     /// Without sockets.
-    fn define(&mut self, named: Named, uid: u32, own: OwnLimits) -> NamedId {
+    pub(super) fn define(&mut self, named: Named, uid: u32, own: OwnLimits) -> NamedId {
         self.last_named += 1;
         let spaces = self.spaces_of(&named);
         self.named.push(Definition {
@@ -343,10 +371,7 @@ impl Servers {
             return Err(not_found(name));
         }
         if let Some(defined) = defined {
-            let own = &mut defined.own;
-            own.threads = new.threads.or(own.threads);
-            own.priority = new.priority.or(own.priority);
-            own.memory = new.memory.clone().or(own.memory.take());
+            defined.merge(new);
         }
         match running {
             Some(pid) => self.change_limits(pid, |limits| new.apply(limits)),
@@ -399,6 +424,14 @@ impl Servers {
         let is_ours = !RESERVED.contains(&named.name.as_str()) && !named.name.starts_with(OF_USERS);
         if !named.is_plausible(devices) || !is_ours {
             return Err("it reports a name or devices that no server has".to_owned());
+        }
+        if let Some(known) = self.defined(&named.name)
+            && (known.uid != uid || known.named.devices != named.devices)
+        {
+            let name = &named.name;
+            return Err(format!(
+                "the server {name} has another user or other devices now"
+            ));
         }
         match self.defined(&named.name).is_none() && self.named.len() >= MOST_SERVERS {
             true => Err(format!("there are {MOST_SERVERS} named servers already")),
