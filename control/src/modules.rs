@@ -100,6 +100,33 @@ const NAMESPACE_LIMITS: &[ModuleOption] = &[
     },
 ];
 
+/// A property of the daemon that NVIDIA's release 615 can switch.
+pub struct Feature {
+    /// Its name.
+    pub name: &'static str,
+    /// Description.
+    pub meaning: &'static str,
+    /// Why it cannot be disabled.
+    fixed: &'static str,
+}
+
+/// Every feature; all are enabled.
+pub const FEATURES: &[Feature] = &[
+    Feature {
+        name: "memacct",
+        meaning: "device memory is accounted for each client, for limits, ps, top and the metrics",
+        fixed: "limits of device memory need it",
+    },
+    Feature {
+        name: "context-share",
+        meaning: "clients in proxy mode share their server's context on each device",
+        fixed: "start a program that needs a context of its own in direct mode (mps-run --mode direct)",
+    },
+];
+
+/// Options without which their command is refused.
+const REQUIRED: [&str; 2] = ["--device", "--chunks"];
+
 /// Every module.
 pub const MODULES: &[Module] = &[
     Module {
@@ -261,6 +288,108 @@ pub const MODULES: &[Module] = &[
             acts: false,
         }],
     },
+    Module {
+        name: "sm-partition",
+        meaning: "static partitions: multiprocessors reserved for the clients that name them; the daemon needs -S",
+        verbs: &[
+            Verb {
+                name: "create",
+                arguments: &["NAME"],
+                options: &[
+                    ModuleOption {
+                        name: "--device",
+                        value: Some("DEVICE"),
+                        meaning: "its device, by ordinal or UUID; the device must have no clients",
+                    },
+                    ModuleOption {
+                        name: "--chunks",
+                        value: Some("CHUNKS"),
+                        meaning: "number of chunks; device list has the number of each device's",
+                    },
+                    ModuleOption {
+                        name: "--server",
+                        value: Some("NAME"),
+                        meaning: "always refused: clients of all servers can name a partition",
+                    },
+                    ModuleOption {
+                        name: "--include-remainder",
+                        value: None,
+                        meaning: "refused if the device has multiprocessors in no chunk, which cannot be reserved",
+                    },
+                ],
+                meaning: "reserve multiprocessors of a device; sm-partition list prints the value of CUDA_MPS_SM_PARTITION",
+                acts: true,
+            },
+            Verb {
+                name: "delete",
+                arguments: &["NAME"],
+                options: &[],
+                meaning: "delete a partition, given by its name or visible UUID; its device must have no clients",
+                acts: true,
+            },
+            Verb {
+                name: "list",
+                arguments: &[],
+                options: &[
+                    ModuleOption {
+                        name: "--all",
+                        value: None,
+                        meaning: "also the rest of each device, which is in no partition",
+                    },
+                    FORMAT,
+                ],
+                meaning: "list the partitions; they are configured until a server that works has them, then created",
+                acts: false,
+            },
+        ],
+    },
+    Module {
+        name: "feature",
+        meaning: "properties of the daemon, all of which are enabled: memacct, context-share",
+        verbs: &[
+            Verb {
+                name: "enable",
+                arguments: &["FEATURE"],
+                options: &[],
+                meaning: "has no effect, since all features are enabled",
+                acts: true,
+            },
+            Verb {
+                name: "disable",
+                arguments: &["FEATURE"],
+                options: &[],
+                meaning: "always refused, with the reason",
+                acts: true,
+            },
+            Verb {
+                name: "describe",
+                arguments: &["[FEATURE]"],
+                options: &[FORMAT],
+                meaning: "describe the features, or one feature",
+                acts: false,
+            },
+        ],
+    },
+    Module {
+        name: "memacct",
+        meaning: "accounting of device memory",
+        verbs: &[
+            Verb {
+                name: "set",
+                arguments: &["audit_log=false"],
+                options: &[],
+                meaning: "audit_log=false has no effect, and audit_log=true is refused: allocations are not logged",
+                acts: true,
+            },
+            Verb {
+                name: "describe",
+                arguments: &[],
+                options: &[FORMAT],
+                meaning: "describe the settings of the accounting",
+                acts: false,
+            },
+        ],
+    },
 ];
 
 /// Fields of a server; the first [`SERVER_COLUMNS`] are the columns of the list.
@@ -403,6 +532,32 @@ pub enum Command {
     ClientTerminate(i32),
     /// `device list`
     DeviceList(Form),
+    /// `sm-partition create NAME --device=DEVICE --chunks=CHUNKS [--include-remainder]`
+    PartitionCreate {
+        /// Its name.
+        name: String,
+        /// Its device.
+        device: String,
+        /// Number of its chunks.
+        chunks: u32,
+        /// With the multiprocessors in no chunk.
+        remainder: bool,
+    },
+    /// `sm-partition delete NAME`
+    PartitionDelete(String),
+    /// `sm-partition list [--all]`
+    PartitionList {
+        /// With the rest of each device.
+        all: bool,
+        /// Output format.
+        form: Form,
+    },
+    /// `feature enable FEATURE` and `memacct set audit_log=false`, which are so already.
+    Unchanged,
+    /// `feature describe [FEATURE]`
+    FeatureDescribe(Option<&'static str>, Form),
+    /// `memacct describe`
+    AccountingDescribe(Form),
 }
 
 /// Why a line cannot be parsed.
@@ -481,6 +636,9 @@ pub fn usage(module: &str, verb: &Verb) -> String {
     }
     for option in verb.options {
         let _ = match option.value {
+            Some(value) if REQUIRED.contains(&option.name) => {
+                write!(text, " {}={value}", option.name)
+            }
             Some(value) => write!(text, " [{}={value}]", option.name),
             None => write!(text, " [{}]", option.name),
         };
@@ -649,9 +807,15 @@ impl<'a> Words<'a> {
         }
         match known.get(given.len()) {
             Some(missing) if !missing.starts_with('[') => {
-                Err(self.wrong(format!("{missing} expected")))
+                return Err(self.wrong(format!("{missing} expected")));
             }
-            _ => Ok(()),
+            _ => {}
+        }
+        let options = self.verb.options.iter();
+        let mut required = options.filter(|option| REQUIRED.contains(&option.name));
+        match required.find(|option| self.option(option.name).is_none()) {
+            Some(missing) => Err(self.wrong(format!("{} expected", missing.name))),
+            None => Ok(()),
         }
     }
 
@@ -708,6 +872,35 @@ impl<'a> Words<'a> {
             let near = did_you_mean(nearest::of(text, all.iter().copied()));
             let all = all.join(", ");
             self.wrong(format!("unknown field \"{text}\"{near}; fields: {all}"))
+        })
+    }
+
+    fn feature(&self, at: usize) -> Result<&'static Feature, ModuleError> {
+        let text = self.argument(at);
+        let found = FEATURES.iter().find(|one| one.name == text);
+        found.ok_or_else(|| {
+            let names = FEATURES.iter().map(|one| one.name);
+            let near = did_you_mean(nearest::of(text, names.clone()));
+            let all = names.collect::<Vec<_>>().join(", ");
+            self.wrong(format!("unknown feature \"{text}\"{near}; features: {all}"))
+        })
+    }
+
+    fn partition(&self) -> Result<Command, ModuleError> {
+        if self.option("--server").is_some() {
+            return Err(
+                self.wrong("clients of all servers can name a partition; leave out --server")
+            );
+        }
+        let text = self.option("--chunks").unwrap_or_default();
+        let chunks = text.parse().ok().filter(|chunks| *chunks > 0);
+        let chunks =
+            chunks.ok_or_else(|| self.wrong(format!("\"{text}\" is not a number of chunks")))?;
+        Ok(Command::PartitionCreate {
+            name: self.argument(0).to_owned(),
+            device: self.option("--device").unwrap_or_default().to_owned(),
+            chunks,
+            remainder: self.option("--include-remainder").is_some(),
         })
     }
 
@@ -806,6 +999,33 @@ impl<'a> Words<'a> {
                 Command::ClientGet(self.process(0)?, self.field(1, CLIENT_FIELDS)?)
             }
             ("client", _) => Command::ClientTerminate(self.process(0)?),
+            ("sm-partition", "create") => self.partition()?,
+            ("sm-partition", "delete") => Command::PartitionDelete(text(0)),
+            ("sm-partition", _) => Command::PartitionList {
+                all: self.option("--all").is_some(),
+                form: self.form()?,
+            },
+            ("feature", "describe") => {
+                let feature = self.optional(0).map(|_| self.feature(0)).transpose()?;
+                Command::FeatureDescribe(feature.map(|one| one.name), self.form()?)
+            }
+            ("feature", verb) => {
+                let Feature { name, fixed, .. } = self.feature(0)?;
+                if verb == "disable" {
+                    return Err(self.wrong(format!("{name} cannot be disabled: {fixed}")));
+                }
+                Command::Unchanged
+            }
+            ("memacct", "set") => match self.argument(0) {
+                "audit_log=false" => Command::Unchanged,
+                "audit_log=true" => return Err(self.wrong(NO_AUDIT_LOG)),
+                other => {
+                    return Err(self.wrong(format!(
+                        "\"{other}\": audit_log=true or audit_log=false expected"
+                    )));
+                }
+            },
+            ("memacct", _) => Command::AccountingDescribe(self.form()?),
             _ => Command::DeviceList(self.form()?),
         })
     }

@@ -400,7 +400,7 @@ impl<'a> Reader<'a> {
                     found.extend(uuid.map(|uuid| (place.clone(), uuid)));
                 } else if !matches!(entry.1.get_ref(), DeValue::Array(all) if all.is_empty()) {
                     let what = "servers with a name have no static partitions; start the daemon with -S and \
-                                without such servers, and make partitions with \"sm_partition add\"";
+                                without such servers, and make partitions with \"sm-partition create\"";
                     self.mistakes.push(place.mistake(&entry.0, what));
                 }
             }
@@ -533,7 +533,7 @@ mod tests {
                 "schema_version = \"1.0\"\n[[servers.a.devices]]\nsm_partitions = [2]\n",
                 "f.toml:2: servers.a.devices: uuid is missing\n\
                  f.toml:3: servers.a.devices.sm_partitions: servers with a name have no static partitions; start the \
-                 daemon with -S and without such servers, and make partitions with \"sm_partition add\"",
+                 daemon with -S and without such servers, and make partitions with \"sm-partition create\"",
             ),
             (
                 "schema_version = \"1.0\"\n[servers.a]\ndevices = 1\n",

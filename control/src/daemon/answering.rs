@@ -131,6 +131,9 @@ impl Daemon {
             | Command::Module(
                 modules::Command::DeviceList(_)
                 | modules::Command::ApplyFile(_)
+                | modules::Command::PartitionCreate { .. }
+                | modules::Command::PartitionDelete(_)
+                | modules::Command::PartitionList { .. }
                 | modules::Command::ServerCreate { .. }
                 | modules::Command::ServerSet { .. }
                 | modules::Command::NamespaceCreate(..)
@@ -672,7 +675,7 @@ impl Daemon {
     fn add_partition(&mut self, device: &str, chunks: u32) -> Outcome {
         self.servers.partitions().map_err(Answer::failed)?;
         let device = self.device(device)?.1.clone();
-        let name = self.servers.add_partition(&device, chunks);
+        let name = self.servers.add_partition(&device, chunks, None);
         let name = name.map_err(Answer::failed)?;
         Ok(Answer::done(format!("Partition {name} created")))
     }

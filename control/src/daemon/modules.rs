@@ -2,10 +2,12 @@
 
 use super::Daemon;
 use super::answering::Outcome;
-use crate::listing::{Listing, ModuleRow, rows_of_clients, rows_of_devices};
+use crate::listing::{
+    Listing, ModuleRow, PARTITION_COLUMNS, rows_of_clients, rows_of_devices, rows_of_partitions,
+};
 use crate::modules::{
-    CLIENT_FIELDS, Command, Form, MemoryLimit, NAMESPACE_FIELDS, NamespaceName, SERVER_COLUMNS,
-    SERVER_FIELDS, SetLimits,
+    CLIENT_FIELDS, Command, FEATURES, Form, MemoryLimit, NAMESPACE_FIELDS, NO_AUDIT_LOG,
+    NamespaceName, SERVER_COLUMNS, SERVER_FIELDS, SetLimits,
 };
 use crate::servers::{Definition, NamespacePath, OwnLimits, Server, Wanted, not_found};
 use crate::wire::Answer;
@@ -103,6 +105,45 @@ impl Daemon {
                 self.terminate_everywhere(*pid)?;
                 Ok(Answer::done(""))
             }
+            Command::Unchanged => Ok(Answer::done("")),
+            Command::FeatureDescribe(only, form) => {
+                let wanted = FEATURES
+                    .iter()
+                    .filter(|one| only.is_none_or(|only| only == one.name));
+                let rows =
+                    wanted.map(|one| vec![json!(one.name), json!("enabled"), json!(one.meaning)]);
+                let columns = &["feature", "state", "description"];
+                let text = Listing::of_module(columns, rows.collect(), *form);
+                Ok(Answer::done(text))
+            }
+            Command::AccountingDescribe(form) => {
+                let row = vec![json!("audit_log"), json!(false), json!(NO_AUDIT_LOG)];
+                let columns = &["setting", "value", "description"];
+                Ok(Answer::done(Listing::of_module(columns, vec![row], *form)))
+            }
+            Command::PartitionCreate {
+                name,
+                device,
+                chunks,
+                remainder,
+            } => {
+                let made = self.create_partition(name, (device, *chunks), *remainder);
+                made.map_err(|why| Answer::failed(format!("sm-partition create: {why}")))?;
+                Ok(Answer::done(""))
+            }
+            Command::PartitionDelete(name) => {
+                let deleted = self.delete_partition(name);
+                deleted.map_err(|why| Answer::failed(format!("sm-partition delete: {why}")))?;
+                Ok(Answer::done(""))
+            }
+            Command::PartitionList { all, form } => {
+                let partitions = self.servers.partitions().map_err(Answer::failed)?;
+                let devices = self.devices.known().unwrap_or_default();
+                let is_created = |device: &DeviceInfo| self.servers.has_partitions_of(device);
+                let rows = rows_of_partitions(devices, partitions, is_created, *all);
+                let text = Listing::of_module(PARTITION_COLUMNS, rows, *form);
+                Ok(Answer::done(text))
+            }
             Command::DeviceList(form) => {
                 let own = (None, self.devices.known().unwrap_or_default());
                 let theirs = self.servers.iter().map(|server| {
@@ -113,6 +154,34 @@ impl Daemon {
                 Ok(Answer::done(rows_of_devices(&lists, *form)))
             }
         }
+    }
+
+    fn create_partition(
+        &mut self,
+        name: &str,
+        (device, chunks): (&str, u32),
+        remainder: bool,
+    ) -> Result<(), String> {
+        self.servers.partitions()?;
+        let known = self.devices.known().unwrap_or_default();
+        let device = known[find_device(known, device)?].clone();
+        if remainder {
+            check_remainder(&device)?;
+        }
+        self.servers.add_partition(&device, chunks, Some(name))?;
+        Ok(())
+    }
+
+    fn delete_partition(&mut self, name: &str) -> Result<(), String> {
+        let partitions = self.servers.partitions()?;
+        let found = partitions.find_named(name);
+        let (uuid, id) = found.ok_or_else(|| {
+            format!("Partition \"{name}\" not found; sm-partition list lists the partitions")
+        })?;
+        let id = id.to_string();
+        let known = self.devices.known().unwrap_or_default();
+        let device = known[find_device(known, uuid)?].clone();
+        self.servers.remove_partition(&device, &id)
     }
 
     /// Every server: the processes, then the servers that were created and have none now.
@@ -417,6 +486,18 @@ pub(super) fn chosen_devices<'a>(
     Ok(Some(chosen))
 }
 
+/// Whether all multiprocessors of a device are in chunks.
+fn check_remainder(device: &DeviceInfo) -> Result<(), String> {
+    let all = device.chunks;
+    match all.multiprocessors.saturating_sub(all.count * all.size) {
+        0 => Ok(()),
+        rest => Err(format!(
+            "Device {} has {rest} multiprocessors in no chunk, which cannot be reserved; leave out --include-remainder",
+            device.uuid
+        )),
+    }
+}
+
 /// Whether several servers can share these devices.
 fn check_shared<'a>(
     mut devices: impl Iterator<Item = (usize, &'a DeviceInfo)>,
@@ -478,4 +559,32 @@ fn values(fields: &[&str], rows: &[ModuleRow], wanted: &str) -> String {
         }
     }
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpsshim_model::partitions::Chunks;
+
+    #[test]
+    fn multiprocessors_in_no_chunk_are_not_reserved() {
+        let device = |multiprocessors| DeviceInfo {
+            name: "A device".into(),
+            uuid: "GPU-aa".into(),
+            pci: "0000:00:06.0".into(),
+            memory: 1 << 30,
+            compute_mode: Default::default(),
+            chunks: Chunks {
+                multiprocessors,
+                size: 8,
+                count: 15,
+            },
+        };
+        let why = check_remainder(&device(132)).expect_err("12 more");
+        assert_eq!(
+            why,
+            "Device GPU-aa has 12 multiprocessors in no chunk, which cannot be reserved; leave out --include-remainder"
+        );
+        assert_eq!(check_remainder(&device(120)), Ok(()));
+    }
 }
