@@ -3,9 +3,10 @@
 use super::named_servers::{TWO, ask, does, succeeds};
 use crate::pages::file;
 use mpsshim_tests::artifacts::{artifact, driver};
-use mpsshim_tests::control_daemon::{Done, Place, other_user, wait_until};
+use mpsshim_tests::control_daemon::{Done, Place, has_ended, other_user, wait_until};
 use mpsshim_tests::peer::Peer;
 use mpsshim_tests::scene::{daemon_with, daemon_with_options};
+use nix::sys::signal::Signal;
 use std::fs;
 use std::path::PathBuf;
 use tempfile::TempDir;
@@ -147,6 +148,39 @@ fn a_daemon_starts_with_a_file() {
         client.attach().expect("attach");
     }
     assert_eq!(field(&place, "train", "pinned-memory-limit"), "1=3G");
+}
+
+#[test]
+fn a_daemon_that_starts_with_a_file_takes_over_the_servers_that_fit_it() {
+    let place = daemon_with(&[TWO]);
+    let text =
+        |device| format!("schema_version = \"1.0\"\n[servers.a]\nallowed_devices = [{device}]\n");
+    applies(&place, &text(0));
+    let mut client = Peer::connect(&place.pipe().join("a/control")).expect("a client");
+    client.attach().expect("attach");
+    wait_until("the client is listed", || {
+        field(&place, "a", "context-ids") == "1"
+    });
+    let server = field(&place, "a", "pid");
+    let start = |text: &str| {
+        let pid = place.daemon_pid();
+        place.signal_daemon(Signal::SIGKILL);
+        wait_until("the daemon has ended", || has_ended(pid));
+        let path = write(&place, text);
+        let done = place.control(&["-d", "-a", path.to_str().expect("UTF-8")]);
+        assert_eq!((done.code, done.err.as_str()), (0, ""));
+    };
+    start(&text(0));
+    wait_until("the server is taken over", || {
+        field(&place, "a", "context-ids") == "1"
+    });
+    assert_eq!(field(&place, "a", "pid"), server);
+    start(&text(1));
+    let why = "the server a has another user or other devices now";
+    wait_until("the server is refused", || {
+        place.log("control.log").contains(why)
+    });
+    assert_eq!(field(&place, "a", "context-ids"), "");
 }
 
 #[test]
