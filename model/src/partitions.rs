@@ -35,10 +35,13 @@ impl Chunks {
 pub struct Partitions {
     /// The chunks of each partition, from 0, by the device's UUID and the partition's id.
     devices: BTreeMap<String, BTreeMap<u32, Vec<u32>>>,
-    /// The device's UUID and the id of each partition that an operator has named.
     #[serde(default)]
-    names: BTreeMap<String, (String, u32)>,
+    names: Box<Names>,
 }
+
+/// The device's UUID and the id of each partition that an operator has named.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Names(BTreeMap<String, (String, u32)>);
 
 /// The name of a partition, as `CUDA_MPS_SM_PARTITION` has it.
 pub fn name(uuid: &str, id: u32) -> String {
@@ -118,23 +121,23 @@ impl Partitions {
     /// The name is none, or another partition's, in words.
     pub fn set_name(&mut self, text: &str, uuid: &str, id: u32) -> Result<(), String> {
         check_name(text)?;
-        if self.names.contains_key(text) {
+        if self.names.0.contains_key(text) {
             return Err(format!("there is a partition {text} already"));
         }
-        self.names.insert(text.to_owned(), (uuid.to_owned(), id));
+        self.names.0.insert(text.to_owned(), (uuid.to_owned(), id));
         Ok(())
     }
 
     /// The operator's name of a partition.
     pub fn name_of(&self, uuid: &str, id: u32) -> Option<&str> {
-        let mut names = self.names.iter();
+        let mut names = self.names.0.iter();
         let found = names.find(|(_, (other, number))| other == uuid && *number == id);
         found.map(|(text, _)| text.as_str())
     }
 
     /// The partition with this name of the operator's or this [`name`]: the device's UUID and the id.
     pub fn find_named(&self, wanted: &str) -> Option<(&str, u32)> {
-        let named = self.names.get(wanted);
+        let named = self.names.0.get(wanted);
         let named = named.map(|(uuid, id)| (uuid.as_str(), *id));
         named.or_else(|| self.find(wanted).map(|(uuid, id, _)| (uuid, id)))
     }
@@ -146,6 +149,7 @@ impl Partitions {
         };
         let existed = partitions.remove(&id).is_some();
         self.names
+            .0
             .retain(|_, (other, number)| other != uuid || *number != id);
         if partitions.is_empty() {
             self.devices.remove(uuid);
@@ -156,11 +160,11 @@ impl Partitions {
     /// Whether no two partitions have a chunk in common, none is empty, no id is 0, and each name is that of a partition
     /// without another one.
     pub fn is_plausible(&self) -> bool {
-        let named: BTreeSet<_> = self.names.values().collect();
+        let named: BTreeSet<_> = self.names.0.values().collect();
         let is_name = |(text, (uuid, id)): (&String, &(String, u32))| {
             check_name(text).is_ok() && self.of(uuid).any(|(known, _)| known == *id)
         };
-        if named.len() < self.names.len() || !self.names.iter().all(is_name) {
+        if named.len() < self.names.0.len() || !self.names.0.iter().all(is_name) {
             return false;
         }
         self.devices.values().all(|partitions| {
