@@ -78,6 +78,10 @@ pub struct Control {
     /// (CUDA_MPS_PROTOCOL_VERSION) [default: 2]
     #[arg(short = 'p', long, value_name = "VERSION", value_parser = parse_interface)]
     pub protocol: Option<Interface>,
+    /// Create and change servers, namespaces and their limits as this TOML file describes them: all, or none if it has a
+    /// mistake. With -d or -f: before the daemon serves
+    #[arg(short = 'a', long, value_name = "FILE", conflicts_with = "quit")]
+    pub apply: Option<PathBuf>,
     /// End the daemon, as the command quit does; with -p 3 also -q
     #[arg(long, conflicts_with_all = ["daemon", "foreground"])]
     pub quit: bool,
@@ -164,6 +168,12 @@ impl Control {
         if options.interface() == Interface::Three && !starts && options.ready_devices {
             (options.quit, options.ready_devices) = (true, false);
         }
+        if options.apply.is_some() && options.command.is_some() {
+            return Err(Control::command().error(
+                ErrorKind::ArgumentConflict,
+                "the argument '--apply' cannot be used with a command",
+            ));
+        }
         if options.quit && options.command.is_some() {
             return Err(Control::command().error(
                 ErrorKind::ArgumentConflict,
@@ -199,7 +209,12 @@ impl Control {
         let mode = mode.flat_map(|modes| ["--mode".to_owned(), modes.to_string()]);
         let metrics = self.metrics.iter();
         let metrics = metrics.flat_map(|at| ["--metrics".to_owned(), at.to_string()]);
-        given.chain(users).chain(mode).chain(metrics).collect()
+        let apply = self.apply.iter();
+        // The daemon process has another current directory.
+        let apply = apply.map(|file| std::path::absolute(file).unwrap_or_else(|_| file.clone()));
+        let apply = apply.flat_map(|file| ["-a".to_owned(), file.display().to_string()]);
+        let given = given.chain(users).chain(mode).chain(metrics);
+        given.chain(apply).collect()
     }
 
     /// The version of the interface.

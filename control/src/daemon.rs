@@ -1,6 +1,7 @@
 //! The control daemon: one thread that waits on its sockets and never blocks anywhere else.
 
 mod answering;
+pub mod apply;
 mod modules;
 mod room;
 
@@ -19,6 +20,7 @@ use crate::logging::limit::{self, Author};
 use crate::logging::{self, LogError, Sink};
 use crate::metrics::{Endpoint, MetricsError};
 use crate::seqpacket;
+use crate::server_file::Mistakes;
 use crate::settings::{self, Settings};
 use mpsshim_api::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED;
 use mpsshim_model::client::Credentials;
@@ -102,6 +104,12 @@ pub enum DaemonError {
         /// Description of the error.
         why: String,
     },
+    /// The file of servers.
+    #[error(transparent)]
+    Servers(#[from] Mistakes),
+    /// The devices, which the file of servers needs.
+    #[error("-a: {0}")]
+    Devices(String),
     /// The endpoint of metrics.
     #[error(transparent)]
     Metrics(#[from] MetricsError),

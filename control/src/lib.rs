@@ -3,7 +3,7 @@
 //! [`daemon`] waits on its sockets in one thread and dispatches packets: clients to [`servers`], commands to
 //! [`commands`]. [`directory`] is its pipe directory, [`files`] opens files there safely, [`greeting`] classifies the
 //! first packet of a connection, [`process`] is a server's process, started here or taken over, [`wire`] is the format
-//! of commands and answers, [`parse`] parses command lines, [`modules`] those of interface 3, [`listing`] formats the answers that are lists, [`usage`]
+//! of commands and answers, [`parse`] parses command lines, [`modules`] those of interface 3, [`server_file`] the file of `-a`, [`listing`] formats the answers that are lists, [`usage`]
 //! queries servers for their clients' usage, [`devices`] knows the devices. [`launch`] starts a daemon, [`environment`] is that of programs under the library, [`ui`] is the
 //! client side of a command, [`target`] is the file of a trace, [`prompt`] reads commands from a terminal, [`top`] and
 //! [`metrics`] present the clients' usage.
@@ -42,6 +42,7 @@ pub mod prompt;
 pub mod quarantine;
 pub mod releases;
 pub mod seqpacket;
+pub mod server_file;
 pub mod servers;
 pub mod settings;
 pub mod spawn;

@@ -5,7 +5,9 @@ mod partitions;
 mod quarantine;
 mod users;
 
-pub use modules::{ModuleRow, rows_of_clients, rows_of_devices};
+pub use modules::{
+    ModuleRow, PARTITION_COLUMNS, rows_of_clients, rows_of_devices, rows_of_partitions,
+};
 pub use partitions::partitions;
 pub use quarantine::quarantine;
 pub use users::users;

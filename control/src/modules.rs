@@ -3,6 +3,7 @@
 
 use super::commands::{self, Format};
 use super::defaults;
+use super::server_file::ServerFile;
 use clap::ValueEnum;
 use mpsshim_model::amount;
 use mpsshim_model::limits::Percentage;
@@ -11,6 +12,9 @@ use std::fmt::Write as _;
 
 /// The variable that selects the version of the interface, 2 or 3.
 pub const PROTOCOL_VERSION: &str = "CUDA_MPS_PROTOCOL_VERSION";
+
+/// Why an audit log cannot be switched on.
+pub const NO_AUDIT_LOG: &str = "no log of each allocation is written; ps, top and the metrics show the device memory of each client";
 
 /// A subject of commands.
 pub struct Module {
@@ -53,7 +57,13 @@ const FORMAT: ModuleOption = ModuleOption {
     meaning: "output format; noheader leaves out the line with the names of the columns",
 };
 
-const LIMITS: &[ModuleOption] = &[
+/// Options of `server set`.
+const SERVER_SET: &[ModuleOption] = &[
+    ModuleOption {
+        name: "--uid",
+        value: Some("UID"),
+        meaning: "the user that it runs as and whose clients it serves; not while it has clients",
+    },
     ModuleOption {
         name: "--pinned-memory-limit",
         value: Some("AMOUNT|DEVICE=AMOUNT,...|none"),
@@ -90,6 +100,33 @@ const NAMESPACE_LIMITS: &[ModuleOption] = &[
     },
 ];
 
+/// A property of the daemon that NVIDIA's release 615 can switch.
+pub struct Feature {
+    /// Its name.
+    pub name: &'static str,
+    /// Description.
+    pub meaning: &'static str,
+    /// Why it cannot be disabled.
+    fixed: &'static str,
+}
+
+/// Every feature; all are enabled.
+pub const FEATURES: &[Feature] = &[
+    Feature {
+        name: "memacct",
+        meaning: "device memory is accounted for each client, for limits, ps, top and the metrics",
+        fixed: "limits of device memory need it",
+    },
+    Feature {
+        name: "context-share",
+        meaning: "clients in proxy mode share their server's context on each device",
+        fixed: "start a program that needs a context of its own in direct mode (mps-run --mode direct)",
+    },
+];
+
+/// Options without which their command is refused.
+const REQUIRED: [&str; 2] = ["--device", "--chunks"];
+
 /// Every module.
 pub const MODULES: &[Module] = &[
     Module {
@@ -110,6 +147,11 @@ pub const MODULES: &[Module] = &[
                         value: Some("DEVICE,..."),
                         meaning: "its devices, by ordinal or UUID, in the order in which it numbers them; all by default",
                     },
+                    ModuleOption {
+                        name: "--locality-domains",
+                        value: None,
+                        meaning: "always refused: devices are not divided into locality domains",
+                    },
                 ],
                 meaning: "create and start a server for the clients whose pipe directory is its folder NAME in the daemon's",
                 acts: true,
@@ -128,8 +170,8 @@ pub const MODULES: &[Module] = &[
             Verb {
                 name: "set",
                 arguments: &["NAME"],
-                options: LIMITS,
-                meaning: "set limits of a server, for clients that connect from now on",
+                options: SERVER_SET,
+                meaning: "set the user of a server that was created, and limits of a server for clients that connect from now on",
                 acts: true,
             },
             Verb {
@@ -246,6 +288,108 @@ pub const MODULES: &[Module] = &[
             acts: false,
         }],
     },
+    Module {
+        name: "sm-partition",
+        meaning: "static partitions: multiprocessors reserved for the clients that name them; the daemon needs -S",
+        verbs: &[
+            Verb {
+                name: "create",
+                arguments: &["NAME"],
+                options: &[
+                    ModuleOption {
+                        name: "--device",
+                        value: Some("DEVICE"),
+                        meaning: "its device, by ordinal or UUID; the device must have no clients",
+                    },
+                    ModuleOption {
+                        name: "--chunks",
+                        value: Some("CHUNKS"),
+                        meaning: "number of chunks; device list has the number of each device's",
+                    },
+                    ModuleOption {
+                        name: "--server",
+                        value: Some("NAME"),
+                        meaning: "always refused: clients of all servers can name a partition",
+                    },
+                    ModuleOption {
+                        name: "--include-remainder",
+                        value: None,
+                        meaning: "refused if the device has multiprocessors in no chunk, which cannot be reserved",
+                    },
+                ],
+                meaning: "reserve multiprocessors of a device; sm-partition list prints the value of CUDA_MPS_SM_PARTITION",
+                acts: true,
+            },
+            Verb {
+                name: "delete",
+                arguments: &["NAME"],
+                options: &[],
+                meaning: "delete a partition, given by its name or visible UUID; its device must have no clients",
+                acts: true,
+            },
+            Verb {
+                name: "list",
+                arguments: &[],
+                options: &[
+                    ModuleOption {
+                        name: "--all",
+                        value: None,
+                        meaning: "also the rest of each device, which is in no partition",
+                    },
+                    FORMAT,
+                ],
+                meaning: "list the partitions; they are configured until a server that works has them, then created",
+                acts: false,
+            },
+        ],
+    },
+    Module {
+        name: "feature",
+        meaning: "properties of the daemon, all of which are enabled: memacct, context-share",
+        verbs: &[
+            Verb {
+                name: "enable",
+                arguments: &["FEATURE"],
+                options: &[],
+                meaning: "has no effect, since all features are enabled",
+                acts: true,
+            },
+            Verb {
+                name: "disable",
+                arguments: &["FEATURE"],
+                options: &[],
+                meaning: "always refused, with the reason",
+                acts: true,
+            },
+            Verb {
+                name: "describe",
+                arguments: &["[FEATURE]"],
+                options: &[FORMAT],
+                meaning: "describe the features, or one feature",
+                acts: false,
+            },
+        ],
+    },
+    Module {
+        name: "memacct",
+        meaning: "accounting of device memory",
+        verbs: &[
+            Verb {
+                name: "set",
+                arguments: &["audit_log=false"],
+                options: &[],
+                meaning: "audit_log=false has no effect, and audit_log=true is refused: allocations are not logged",
+                acts: true,
+            },
+            Verb {
+                name: "describe",
+                arguments: &[],
+                options: &[FORMAT],
+                meaning: "describe the settings of the accounting",
+                acts: false,
+            },
+        ],
+    },
 ];
 
 /// Fields of a server; the first [`SERVER_COLUMNS`] are the columns of the list.
@@ -332,6 +476,10 @@ pub struct NamespaceName {
 pub enum Command {
     /// `MODULE --help`, `MODULE VERB --help`: the text.
     Help(String),
+    /// `-a`, with the path of the file, whose content comes with the command.
+    Apply(String),
+    /// The file of `-a`.
+    ApplyFile(ServerFile),
     /// `server create NAME [--uid=UID] [--allowed-devices=DEVICE,...]`
     ServerCreate {
         /// Its name.
@@ -349,7 +497,14 @@ pub enum Command {
         force: bool,
     },
     /// `server set NAME OPTIONS`
-    ServerSet(String, SetLimits),
+    ServerSet {
+        /// Its name.
+        name: String,
+        /// Its user; `None`: unchanged.
+        uid: Option<u32>,
+        /// Its limits.
+        limits: SetLimits,
+    },
     /// `server list [NAME]`
     ServerList(Option<String>, Form),
     /// `server get NAME FIELD`
@@ -377,6 +532,32 @@ pub enum Command {
     ClientTerminate(i32),
     /// `device list`
     DeviceList(Form),
+    /// `sm-partition create NAME --device=DEVICE --chunks=CHUNKS [--include-remainder]`
+    PartitionCreate {
+        /// Its name.
+        name: String,
+        /// Its device.
+        device: String,
+        /// Number of its chunks.
+        chunks: u32,
+        /// With the multiprocessors in no chunk.
+        remainder: bool,
+    },
+    /// `sm-partition delete NAME`
+    PartitionDelete(String),
+    /// `sm-partition list [--all]`
+    PartitionList {
+        /// With the rest of each device.
+        all: bool,
+        /// Output format.
+        form: Form,
+    },
+    /// `feature enable FEATURE` and `memacct set audit_log=false`, which are so already.
+    Unchanged,
+    /// `feature describe [FEATURE]`
+    FeatureDescribe(Option<&'static str>, Form),
+    /// `memacct describe`
+    AccountingDescribe(Form),
 }
 
 /// Why a line cannot be parsed.
@@ -455,6 +636,9 @@ pub fn usage(module: &str, verb: &Verb) -> String {
     }
     for option in verb.options {
         let _ = match option.value {
+            Some(value) if REQUIRED.contains(&option.name) => {
+                write!(text, " {}={value}", option.name)
+            }
             Some(value) => write!(text, " [{}={value}]", option.name),
             None => write!(text, " [{}]", option.name),
         };
@@ -523,6 +707,54 @@ pub fn in_format(line: &str, format: Format) -> String {
     }
 }
 
+/// The id of a user.
+///
+/// # Errors
+/// The text is no user id, in words.
+pub fn user_id(text: &str) -> Result<u32, String> {
+    // The largest number means no user.
+    let uid = text.parse().ok().filter(|uid| *uid != u32::MAX);
+    uid.ok_or_else(|| format!("\"{text}\" is not a user id"))
+}
+
+/// A limit of device memory: an amount, amounts by device, or `none`.
+///
+/// # Errors
+/// The text is no such limit, in words.
+pub fn memory_limit(text: &str) -> Result<MemoryLimit, String> {
+    if text.eq_ignore_ascii_case("none") {
+        return Ok(MemoryLimit::None);
+    }
+    if !text.contains('=') {
+        let bytes = amount::parse(text).map_err(|error| error.to_string())?;
+        return Ok(MemoryLimit::Every(bytes));
+    }
+    let devices = limits::of_devices(text).map(|limit| match limit {
+        Ok((device, bytes)) => Ok((device.to_owned(), bytes)),
+        Err(part) => Err(format!("\"{part}\" is not DEVICE=AMOUNT")),
+    });
+    Ok(MemoryLimit::Devices(devices.collect::<Result<_, _>>()?))
+}
+
+/// An active-thread percentage.
+///
+/// # Errors
+/// The text is none, in words.
+pub fn percentage(text: &str) -> Result<Percentage, String> {
+    let number = text.strip_suffix('%').unwrap_or(text);
+    let parsed = number.parse::<Percentage>();
+    parsed.map_err(|error| format!("\"{text}\": {error}"))
+}
+
+/// A priority of clients.
+///
+/// # Errors
+/// The text is none, in words.
+pub fn client_priority(text: &str) -> Result<u32, String> {
+    let parsed = defaults::priority(text);
+    parsed.ok_or_else(|| format!("\"{text}\": a priority is 0 or 1"))
+}
+
 /// The words behind a verb.
 struct Words<'a> {
     module: &'static str,
@@ -575,9 +807,15 @@ impl<'a> Words<'a> {
         }
         match known.get(given.len()) {
             Some(missing) if !missing.starts_with('[') => {
-                Err(self.wrong(format!("{missing} expected")))
+                return Err(self.wrong(format!("{missing} expected")));
             }
-            _ => Ok(()),
+            _ => {}
+        }
+        let options = self.verb.options.iter();
+        let mut required = options.filter(|option| REQUIRED.contains(&option.name));
+        match required.find(|option| self.option(option.name).is_none()) {
+            Some(missing) => Err(self.wrong(format!("{} expected", missing.name))),
+            None => Ok(()),
         }
     }
 
@@ -637,6 +875,35 @@ impl<'a> Words<'a> {
         })
     }
 
+    fn feature(&self, at: usize) -> Result<&'static Feature, ModuleError> {
+        let text = self.argument(at);
+        let found = FEATURES.iter().find(|one| one.name == text);
+        found.ok_or_else(|| {
+            let names = FEATURES.iter().map(|one| one.name);
+            let near = did_you_mean(nearest::of(text, names.clone()));
+            let all = names.collect::<Vec<_>>().join(", ");
+            self.wrong(format!("unknown feature \"{text}\"{near}; features: {all}"))
+        })
+    }
+
+    fn partition(&self) -> Result<Command, ModuleError> {
+        if self.option("--server").is_some() {
+            return Err(
+                self.wrong("clients of all servers can name a partition; leave out --server")
+            );
+        }
+        let text = self.option("--chunks").unwrap_or_default();
+        let chunks = text.parse().ok().filter(|chunks| *chunks > 0);
+        let chunks =
+            chunks.ok_or_else(|| self.wrong(format!("\"{text}\" is not a number of chunks")))?;
+        Ok(Command::PartitionCreate {
+            name: self.argument(0).to_owned(),
+            device: self.option("--device").unwrap_or_default().to_owned(),
+            chunks,
+            remainder: self.option("--include-remainder").is_some(),
+        })
+    }
+
     fn namespace(&self, at: usize) -> Result<NamespaceName, ModuleError> {
         let text = self.argument(at);
         let parts = text.split_once('/');
@@ -650,13 +917,8 @@ impl<'a> Words<'a> {
     }
 
     fn user(&self) -> Result<Option<u32>, ModuleError> {
-        let Some(text) = self.option("--uid") else {
-            return Ok(None);
-        };
-        // The largest number means no user.
-        let uid = text.parse().ok().filter(|uid| *uid != u32::MAX);
-        let uid = uid.ok_or_else(|| self.wrong(format!("\"{text}\" is not a user id")))?;
-        Ok(Some(uid))
+        let uid = self.option("--uid").map(user_id);
+        uid.transpose().map_err(|why| self.wrong(why))
     }
 
     fn devices(&self) -> Option<Vec<String>> {
@@ -664,22 +926,7 @@ impl<'a> Words<'a> {
         Some(text.split(',').map(str::to_owned).collect())
     }
 
-    fn memory(&self, text: &str) -> Result<MemoryLimit, ModuleError> {
-        if text.eq_ignore_ascii_case("none") {
-            return Ok(MemoryLimit::None);
-        }
-        if !text.contains('=') {
-            let bytes = amount::parse(text).map_err(|error| self.wrong(error.to_string()))?;
-            return Ok(MemoryLimit::Every(bytes));
-        }
-        let devices = limits::of_devices(text).map(|limit| match limit {
-            Ok((device, bytes)) => Ok((device.to_owned(), bytes)),
-            Err(part) => Err(self.wrong(format!("\"{part}\" is not DEVICE=AMOUNT"))),
-        });
-        Ok(MemoryLimit::Devices(devices.collect::<Result<_, _>>()?))
-    }
-
-    /// At least one limit.
+    /// At least one option.
     fn limits(&self) -> Result<SetLimits, ModuleError> {
         if self.options.is_empty() {
             return Err(self.wrong("at least one option expected"));
@@ -693,36 +940,40 @@ impl<'a> Words<'a> {
             "--active-thread-percentage",
             "--client-priority",
         ];
-        let memory = self.option(memory).map(|text| self.memory(text));
-        let threads = self.option(threads).map(|text| {
-            let number = text.strip_suffix('%').unwrap_or(text);
-            let parsed = number.parse::<Percentage>();
-            parsed.map_err(|error| self.wrong(format!("\"{text}\": {error}")))
-        });
-        let priority = self.option(priority).map(|text| {
-            let parsed = defaults::priority(text);
-            parsed.ok_or_else(|| self.wrong(format!("\"{text}\": a priority is 0 or 1")))
-        });
+        let memory = self.option(memory).map(memory_limit).transpose();
+        let threads = self.option(threads).map(percentage).transpose();
+        let priority = self.option(priority).map(client_priority).transpose();
         Ok(SetLimits {
-            memory: memory.transpose()?,
-            threads: threads.transpose()?,
-            priority: priority.transpose()?,
+            memory: memory.map_err(|why| self.wrong(why))?,
+            threads: threads.map_err(|why| self.wrong(why))?,
+            priority: priority.map_err(|why| self.wrong(why))?,
         })
     }
 
     fn command(&self) -> Result<Command, ModuleError> {
         let text = |at| self.argument(at).to_owned();
         Ok(match (self.module, self.verb.name) {
-            ("server", "create") => Command::ServerCreate {
-                name: text(0),
-                uid: self.user()?,
-                devices: self.devices(),
-            },
+            ("server", "create") => {
+                if self.option("--locality-domains").is_some() {
+                    return Err(self.wrong(
+                        "devices are not divided into locality domains here; leave out --locality-domains",
+                    ));
+                }
+                Command::ServerCreate {
+                    name: text(0),
+                    uid: self.user()?,
+                    devices: self.devices(),
+                }
+            }
             ("server", "delete") => Command::ServerDelete {
                 name: text(0),
                 force: self.option("--force").is_some(),
             },
-            ("server", "set") => Command::ServerSet(text(0), self.limits()?),
+            ("server", "set") => Command::ServerSet {
+                name: text(0),
+                uid: self.user()?,
+                limits: self.limits()?,
+            },
             ("server", "list") => Command::ServerList(self.optional(0), self.form()?),
             ("server", _) => Command::ServerGet(text(0), self.field(1, SERVER_FIELDS)?),
             ("namespace", "create") => {
@@ -748,9 +999,45 @@ impl<'a> Words<'a> {
                 Command::ClientGet(self.process(0)?, self.field(1, CLIENT_FIELDS)?)
             }
             ("client", _) => Command::ClientTerminate(self.process(0)?),
+            ("sm-partition", "create") => self.partition()?,
+            ("sm-partition", "delete") => Command::PartitionDelete(text(0)),
+            ("sm-partition", _) => Command::PartitionList {
+                all: self.option("--all").is_some(),
+                form: self.form()?,
+            },
+            ("feature", "describe") => {
+                let feature = self.optional(0).map(|_| self.feature(0)).transpose()?;
+                Command::FeatureDescribe(feature.map(|one| one.name), self.form()?)
+            }
+            ("feature", verb) => {
+                let Feature { name, fixed, .. } = self.feature(0)?;
+                if verb == "disable" {
+                    return Err(self.wrong(format!("{name} cannot be disabled: {fixed}")));
+                }
+                Command::Unchanged
+            }
+            ("memacct", "set") => match self.argument(0) {
+                "audit_log=false" => Command::Unchanged,
+                "audit_log=true" => return Err(self.wrong(NO_AUDIT_LOG)),
+                other => {
+                    return Err(self.wrong(format!(
+                        "\"{other}\": audit_log=true or audit_log=false expected"
+                    )));
+                }
+            },
+            ("memacct", _) => Command::AccountingDescribe(self.form()?),
             _ => Command::DeviceList(self.form()?),
         })
     }
+}
+
+/// The command that `-a` sends, with the path of the file behind it.
+pub const APPLY: &str = "apply";
+
+/// The path in the command of `-a`.
+pub fn applied_path(line: &str) -> Option<&str> {
+    let path = line.strip_prefix(APPLY)?.strip_prefix(' ')?;
+    (!path.is_empty()).then_some(path)
 }
 
 /// Parses a line; `None`: its first word is no module.
@@ -866,9 +1153,10 @@ mod tests {
             ("namespace list a", Command::NamespaceList(name("a"), table)),
             (
                 "server set a --pinned-memory-limit=0=1G,GPU-a=512M --client-priority=1",
-                Command::ServerSet(
-                    "a".into(),
-                    SetLimits {
+                Command::ServerSet {
+                    name: "a".into(),
+                    uid: None,
+                    limits: SetLimits {
                         memory: Some(MemoryLimit::Devices(vec![
                             ("0".into(), 1 << 30),
                             ("GPU-a".into(), 512 << 20),
@@ -876,7 +1164,15 @@ mod tests {
                         priority: Some(1),
                         threads: None,
                     },
-                ),
+                },
+            ),
+            (
+                "server set a --uid=7",
+                Command::ServerSet {
+                    name: "a".into(),
+                    uid: Some(7),
+                    limits: SetLimits::default(),
+                },
             ),
         ] {
             assert_eq!(ok(line), expected, "{line}");
@@ -940,6 +1236,14 @@ mod tests {
         ] {
             assert_eq!(error(line), expected, "{line}");
         }
+        assert!(
+            error("server set a --uid=4294967295")
+                .contains("\"4294967295\" is not a user id; usage: ")
+        );
+        assert!(
+            error("server create a --locality-domains")
+                .contains("leave out --locality-domains; usage: ")
+        );
         assert!(error("client list --all=1").contains("--all takes no value"));
         assert!(error("client list --all --server=a").contains("exclude each other"));
     }

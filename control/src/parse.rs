@@ -559,6 +559,15 @@ pub fn parse_in(
     if interface == Interface::Two {
         return parse(line, privileged);
     }
+    if let Some(path) = modules::applied_path(line) {
+        if !privileged {
+            return Err(CommandError::NotPermitted("-a"));
+        }
+        return Ok(Some(Request {
+            command: Command::Module(modules::Command::Apply(path.to_owned())),
+            format: Format::default(),
+        }));
+    }
     match modules::parse(line, privileged) {
         Some(command) => Ok(Some(Request {
             command: Command::Module(command?),

@@ -5,6 +5,7 @@
 
 mod ahead;
 mod apart;
+mod apply;
 mod limits;
 mod moves;
 mod named;
@@ -30,6 +31,7 @@ use super::spawn::{Launcher, Owner, Start};
 use crate::link::{Arrival, Link};
 use crate::logging::limit;
 use crate::seqpacket;
+pub use apply::{Target, Wrong};
 use moves::Moves;
 use mpsshim_api::cuda::{
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_ERROR_MPS_CONNECTION_FAILED,

@@ -4,6 +4,7 @@
 //! chunks. Multiprocessors that are in no chunk cannot be reserved.
 
 use crate::device::DeviceInfo;
+use crate::named::check_name;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,7 +35,13 @@ impl Chunks {
 pub struct Partitions {
     /// The chunks of each partition, from 0, by the device's UUID and the partition's id.
     devices: BTreeMap<String, BTreeMap<u32, Vec<u32>>>,
+    #[serde(default)]
+    names: Box<Names>,
 }
+
+/// The device's UUID and the id of each partition that an operator has named.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Names(BTreeMap<String, (String, u32)>);
 
 /// The name of a partition, as `CUDA_MPS_SM_PARTITION` has it.
 pub fn name(uuid: &str, id: u32) -> String {
@@ -108,20 +115,58 @@ impl Partitions {
         Ok(id)
     }
 
+    /// Names a partition.
+    ///
+    /// # Errors
+    /// The name is none, or another partition's, in words.
+    pub fn set_name(&mut self, text: &str, uuid: &str, id: u32) -> Result<(), String> {
+        check_name(text)?;
+        if self.names.0.contains_key(text) {
+            return Err(format!("there is a partition {text} already"));
+        }
+        self.names.0.insert(text.to_owned(), (uuid.to_owned(), id));
+        Ok(())
+    }
+
+    /// The operator's name of a partition.
+    pub fn name_of(&self, uuid: &str, id: u32) -> Option<&str> {
+        let mut names = self.names.0.iter();
+        let found = names.find(|(_, (other, number))| other == uuid && *number == id);
+        found.map(|(text, _)| text.as_str())
+    }
+
+    /// The partition with this name of the operator's or this [`name`]: the device's UUID and the id.
+    pub fn find_named(&self, wanted: &str) -> Option<(&str, u32)> {
+        let named = self.names.0.get(wanted);
+        let named = named.map(|(uuid, id)| (uuid.as_str(), *id));
+        named.or_else(|| self.find(wanted).map(|(uuid, id, _)| (uuid, id)))
+    }
+
     /// Removes a partition. Returns whether it existed.
     pub fn remove(&mut self, uuid: &str, id: u32) -> bool {
         let Some(partitions) = self.devices.get_mut(uuid) else {
             return false;
         };
         let existed = partitions.remove(&id).is_some();
+        self.names
+            .0
+            .retain(|_, (other, number)| other != uuid || *number != id);
         if partitions.is_empty() {
             self.devices.remove(uuid);
         }
         existed
     }
 
-    /// Whether no two partitions have a chunk in common, none is empty, and no id is 0.
+    /// Whether no two partitions have a chunk in common, none is empty, no id is 0, and each name is that of a partition
+    /// without another one.
     pub fn is_plausible(&self) -> bool {
+        let named: BTreeSet<_> = self.names.0.values().collect();
+        let is_name = |(text, (uuid, id)): (&String, &(String, u32))| {
+            check_name(text).is_ok() && self.of(uuid).any(|(known, _)| known == *id)
+        };
+        if named.len() < self.names.0.len() || !self.names.0.iter().all(is_name) {
+            return false;
+        }
         self.devices.values().all(|partitions| {
             let chunks = || partitions.values().flatten();
             let distinct: BTreeSet<_> = chunks().collect();
@@ -182,6 +227,39 @@ mod tests {
         };
         let why = Partitions::default().add(&device, 1);
         assert_eq!(why, Err("The driver cannot partition device GPU-aa".into()));
+    }
+
+    #[test]
+    fn a_name_goes_with_its_partition() {
+        let (mut partitions, device) = (Partitions::default(), h200("GPU-aa"));
+        assert_eq!(partitions.add(&device, 1), Ok(1));
+        assert_eq!(partitions.set_name("train", "GPU-aa", 1), Ok(()));
+        let twice = partitions.set_name("train", "GPU-aa", 2);
+        assert_eq!(twice, Err("there is a partition train already".into()));
+        assert!(partitions.set_name("A", "GPU-aa", 1).is_err());
+        assert_eq!(partitions.name_of("GPU-aa", 1), Some("train"));
+        for wanted in ["train", "gpu-aa/1"] {
+            assert_eq!(partitions.find_named(wanted), Some(("GPU-aa", 1)));
+        }
+        let json = serde_json::to_string(&partitions).expect("json");
+        assert_eq!(serde_json::from_str(&json).ok().as_ref(), Some(&partitions));
+        assert!(partitions.is_plausible());
+        assert!(partitions.remove("GPU-aa", 1));
+        assert_eq!(partitions, Partitions::default());
+    }
+
+    #[test]
+    fn names_that_no_daemon_gives_are_recognized() {
+        for names in [
+            r#"{"a":["GPU-aa",2]}"#,
+            r#"{"a":["GPU-bb",1]}"#,
+            r#"{"A":["GPU-aa",1]}"#,
+            r#"{"a":["GPU-aa",1],"b":["GPU-aa",1]}"#,
+        ] {
+            let json = format!(r#"{{"devices":{{"GPU-aa":{{"1":[0]}}}},"names":{names}}}"#);
+            let partitions: Partitions = serde_json::from_str(&json).expect("partitions");
+            assert!(!partitions.is_plausible(), "{json}");
+        }
     }
 
     #[test]

@@ -6,8 +6,8 @@ use crate::modules;
 use clap::{Arg, Command, CommandFactory};
 use std::ffi::{OsStr, OsString};
 
-/// The short option of the program that takes a value.
-const PROTOCOL: &str = "-p";
+/// Short options of the program that take a value.
+const WITH_VALUE: [&str; 2] = ["-p", "-a"];
 /// Short options of the program that no command has.
 const SHORT: [&str; 3] = ["-h", "-v", "-V"];
 /// NVIDIA's spellings of options, and the program's own.
@@ -65,7 +65,7 @@ fn declared<'a>(program: &'a Command, argument: &OsStr) -> Option<(&'a Arg, bool
 }
 
 fn value_follows(program: &Command, argument: &OsStr) -> bool {
-    argument == PROTOCOL
+    WITH_VALUE.iter().any(|short| argument == *short)
         || declared(program, argument)
             .is_some_and(|(arg, attached)| !attached && arg.get_action().takes_values())
 }
@@ -136,6 +136,7 @@ mod tests {
             ),
             ("ps --help", "--help ps"),
             ("ps --format", "--format"),
+            ("-a file -d", "-a file -d"),
             ("-multiuser-server -d", "--multiuser-server -d"),
             ("--forground -M", "--foreground -M"),
             (

@@ -1,5 +1,6 @@
 //! The daemon's side of a command: answered at once, or when the event that it waits for has occurred.
 
+use super::apply::read_sent;
 use super::{Awaiting, Daemon, Until};
 use crate::closers::Stranger;
 use crate::commands::{self, Command, Request, Whose};
@@ -8,6 +9,7 @@ use crate::logging::limit;
 use crate::modules;
 use crate::parse::parse_in;
 use crate::program::Program;
+use crate::server_file::ServerFile;
 use crate::servers::Server;
 use crate::usage::{Answers, Question, UsageBySession};
 use crate::wire::{self, Answer, Interface};
@@ -25,6 +27,20 @@ const REMEMBERED: usize = 8;
 
 /// Result of a command that completes at once; the error is the answer to a command that fails.
 pub(super) type Outcome = Result<Answer, Answer>;
+
+/// The request to apply a file that was sent with the command.
+fn read_file(path: &str, descriptor: Option<Stranger>) -> Result<Request, Answer> {
+    let descriptor = descriptor.ok_or_else(|| {
+        Answer::failed("-a: mps-control must send the file with the command, and sent none")
+    })?;
+    let text = read_sent(OwnedFd::from(descriptor)).map_err(Answer::failed)?;
+    let file = ServerFile::parse(&text, path);
+    let file = file.map_err(|mistakes| Answer::failed(mistakes.to_string()))?;
+    Ok(Request {
+        command: Command::Module(modules::Command::ApplyFile(file)),
+        format: commands::Format::default(),
+    })
+}
 
 impl Daemon {
     /// `descriptor`: the descriptor sent with the command.
@@ -114,8 +130,12 @@ impl Daemon {
             | Command::Partitions
             | Command::Module(
                 modules::Command::DeviceList(_)
+                | modules::Command::ApplyFile(_)
+                | modules::Command::PartitionCreate { .. }
+                | modules::Command::PartitionDelete(_)
+                | modules::Command::PartitionList { .. }
                 | modules::Command::ServerCreate { .. }
-                | modules::Command::ServerSet(..)
+                | modules::Command::ServerSet { .. }
                 | modules::Command::NamespaceCreate(..)
                 | modules::Command::NamespaceSet(..),
             ) if self.devices.known().is_none() => {
@@ -144,6 +164,13 @@ impl Daemon {
                 let pid = self.pid(wanted);
                 pid.map(|pid| Until::Usage(self.ask(&[pid]), request))
             }
+            Command::Module(modules::Command::Apply(path)) => {
+                let request = read_file(path, descriptor);
+                let Err(answer) = request.map(|request| self.serve(by, request, None)) else {
+                    return;
+                };
+                Err(answer)
+            }
             Command::TraceStart(path) => match descriptor {
                 Some(file) => {
                     let until = Until::TraceStart(Instant::now() + TRACE_PATIENCE);
@@ -169,6 +196,9 @@ impl Daemon {
             },
             Command::Module(modules::Command::ServerDelete { name, force }) => {
                 self.delete_server(name, *force).map(Until::AllGone)
+            }
+            Command::Module(modules::Command::ServerSet { name, uid, limits }) => {
+                self.set_server(name, *uid, limits).map(Until::AllGone)
             }
             Command::Module(modules::Command::NamespaceDelete { name, force }) => {
                 self.delete_namespace(name, *force).map(Until::AllGone)
@@ -283,6 +313,10 @@ impl Daemon {
                 },
                 Until::Devices(request) if !found && request.command != Command::Info => {
                     Answer::failed(self.devices.failure())
+                }
+                Until::Devices(request) if found => {
+                    self.serve(by, request, None);
+                    continue;
                 }
                 Until::Devices(request) => self.perform(&request, &Answers::default()),
                 Until::TraceStart(_) => match self.servers.trace_troubles().as_slice() {
@@ -641,7 +675,7 @@ impl Daemon {
     fn add_partition(&mut self, device: &str, chunks: u32) -> Outcome {
         self.servers.partitions().map_err(Answer::failed)?;
         let device = self.device(device)?.1.clone();
-        let name = self.servers.add_partition(&device, chunks);
+        let name = self.servers.add_partition(&device, chunks, None);
         let name = name.map_err(Answer::failed)?;
         Ok(Answer::done(format!("Partition {name} created")))
     }

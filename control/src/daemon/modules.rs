@@ -2,10 +2,12 @@
 
 use super::Daemon;
 use super::answering::Outcome;
-use crate::listing::{Listing, ModuleRow, rows_of_clients, rows_of_devices};
+use crate::listing::{
+    Listing, ModuleRow, PARTITION_COLUMNS, rows_of_clients, rows_of_devices, rows_of_partitions,
+};
 use crate::modules::{
-    CLIENT_FIELDS, Command, Form, MemoryLimit, NAMESPACE_FIELDS, NamespaceName, SERVER_COLUMNS,
-    SERVER_FIELDS, SetLimits,
+    CLIENT_FIELDS, Command, FEATURES, Form, MemoryLimit, NAMESPACE_FIELDS, NO_AUDIT_LOG,
+    NamespaceName, SERVER_COLUMNS, SERVER_FIELDS, SetLimits,
 };
 use crate::servers::{Definition, NamespacePath, OwnLimits, Server, Wanted, not_found};
 use crate::wire::Answer;
@@ -22,14 +24,15 @@ impl Daemon {
     pub(super) fn perform_module(&mut self, command: &Command) -> Outcome {
         match command {
             Command::Help(text) => Ok(Answer::done(text.clone())),
+            Command::ApplyFile(file) => match self.apply(file) {
+                Ok(()) => Ok(Answer::done("")),
+                Err(mistakes) => Err(Answer::failed(mistakes.to_string())),
+            },
+            // Its file has been read, or the command was refused.
+            Command::Apply(_) => Ok(Answer::done("")),
             Command::ServerCreate { name, uid, devices } => {
                 let created = self.create_server(name, *uid, devices.as_deref());
                 created.map_err(|why| Answer::failed(format!("server create: {why}")))?;
-                Ok(Answer::done(""))
-            }
-            Command::ServerSet(name, limits) => {
-                let set = self.set_server(name, limits);
-                set.map_err(|why| Answer::failed(format!("server set: {why}")))?;
                 Ok(Answer::done(""))
             }
             Command::ServerList(name, form) => {
@@ -94,9 +97,52 @@ impl Daemon {
                 self.delete_server(name, *force)?;
                 Ok(Answer::done(""))
             }
+            Command::ServerSet { name, uid, limits } => {
+                self.set_server(name, *uid, limits)?;
+                Ok(Answer::done(""))
+            }
             Command::ClientTerminate(pid) => {
                 self.terminate_everywhere(*pid)?;
                 Ok(Answer::done(""))
+            }
+            Command::Unchanged => Ok(Answer::done("")),
+            Command::FeatureDescribe(only, form) => {
+                let wanted = FEATURES
+                    .iter()
+                    .filter(|one| only.is_none_or(|only| only == one.name));
+                let rows =
+                    wanted.map(|one| vec![json!(one.name), json!("enabled"), json!(one.meaning)]);
+                let columns = &["feature", "state", "description"];
+                let text = Listing::of_module(columns, rows.collect(), *form);
+                Ok(Answer::done(text))
+            }
+            Command::AccountingDescribe(form) => {
+                let row = vec![json!("audit_log"), json!(false), json!(NO_AUDIT_LOG)];
+                let columns = &["setting", "value", "description"];
+                Ok(Answer::done(Listing::of_module(columns, vec![row], *form)))
+            }
+            Command::PartitionCreate {
+                name,
+                device,
+                chunks,
+                remainder,
+            } => {
+                let made = self.create_partition(name, (device, *chunks), *remainder);
+                made.map_err(|why| Answer::failed(format!("sm-partition create: {why}")))?;
+                Ok(Answer::done(""))
+            }
+            Command::PartitionDelete(name) => {
+                let deleted = self.delete_partition(name);
+                deleted.map_err(|why| Answer::failed(format!("sm-partition delete: {why}")))?;
+                Ok(Answer::done(""))
+            }
+            Command::PartitionList { all, form } => {
+                let partitions = self.servers.partitions().map_err(Answer::failed)?;
+                let devices = self.devices.known().unwrap_or_default();
+                let is_created = |device: &DeviceInfo| self.servers.has_partitions_of(device);
+                let rows = rows_of_partitions(devices, partitions, is_created, *all);
+                let text = Listing::of_module(PARTITION_COLUMNS, rows, *form);
+                Ok(Answer::done(text))
             }
             Command::DeviceList(form) => {
                 let own = (None, self.devices.known().unwrap_or_default());
@@ -108,6 +154,34 @@ impl Daemon {
                 Ok(Answer::done(rows_of_devices(&lists, *form)))
             }
         }
+    }
+
+    fn create_partition(
+        &mut self,
+        name: &str,
+        (device, chunks): (&str, u32),
+        remainder: bool,
+    ) -> Result<(), String> {
+        self.servers.partitions()?;
+        let known = self.devices.known().unwrap_or_default();
+        let device = known[find_device(known, device)?].clone();
+        if remainder {
+            check_remainder(&device)?;
+        }
+        self.servers.add_partition(&device, chunks, Some(name))?;
+        Ok(())
+    }
+
+    fn delete_partition(&mut self, name: &str) -> Result<(), String> {
+        let partitions = self.servers.partitions()?;
+        let found = partitions.find_named(name);
+        let (uuid, id) = found.ok_or_else(|| {
+            format!("Partition \"{name}\" not found; sm-partition list lists the partitions")
+        })?;
+        let id = id.to_string();
+        let known = self.devices.known().unwrap_or_default();
+        let device = known[find_device(known, uuid)?].clone();
+        self.servers.remove_partition(&device, &id)
     }
 
     /// Every server: the processes, then the servers that were created and have none now.
@@ -178,32 +252,47 @@ impl Daemon {
         devices: Option<&[String]>,
     ) -> Result<(), String> {
         let known = self.devices.known().unwrap_or_default();
-        let mut chosen: Vec<(usize, &DeviceInfo)> = Vec::new();
-        for wanted in devices.unwrap_or_default() {
-            let ordinal = find_device(known, wanted)?;
-            if chosen.iter().any(|(other, _)| *other == ordinal) {
-                return Err(format!("device {wanted} is given twice"));
-            }
-            chosen.push((ordinal, &known[ordinal]));
-        }
-        let all = || known.iter().enumerate().collect();
-        let used: Vec<_> = devices.map_or_else(all, |_| chosen.clone());
-        if let Some((device, info)) = used.iter().find(|(_, info)| info.is_exclusive()) {
-            return Err(format!(
-                "device {device} is in {} mode, in which several servers cannot share it; set DEFAULT mode \
-                 (nvidia-smi -c DEFAULT)",
-                info.compute_mode
-            ));
-        }
+        let devices = chosen_devices(known, devices)?;
+        let used = devices.clone();
+        let used = used.unwrap_or_else(|| known.iter().enumerate().collect());
+        check_shared(used.into_iter())?;
         let wanted = Wanted {
             name,
             uid: uid.unwrap_or_else(|| geteuid().as_raw()),
-            devices: devices.map(|_| chosen),
+            devices,
         };
         self.servers.create(wanted, self.directory.folder())
     }
 
-    fn set_server(&mut self, name: &str, limits: &SetLimits) -> Result<(), String> {
+    /// Whether a named server can share its devices with other servers.
+    pub(super) fn check_shared(&self, named: &Named) -> Result<(), String> {
+        let known = self.devices.known().unwrap_or_default();
+        check_shared(
+            known
+                .iter()
+                .enumerate()
+                .filter(|(_, device)| named.has(device)),
+        )
+    }
+
+    /// Sets user and limits of a server; returns the processes that end, with no sessions.
+    pub(super) fn set_server(
+        &mut self,
+        name: &str,
+        uid: Option<u32>,
+        limits: &SetLimits,
+    ) -> Result<Vec<(i32, Vec<u64>)>, Answer> {
+        let ended = self.try_set_server(name, uid, limits);
+        let ended = ended.map_err(|why| Answer::failed(format!("server set: {why}")))?;
+        Ok(ended.into_iter().map(|pid| (pid, Vec::new())).collect())
+    }
+
+    fn try_set_server(
+        &mut self,
+        name: &str,
+        uid: Option<u32>,
+        limits: &SetLimits,
+    ) -> Result<Vec<i32>, String> {
         let known = self
             .named(name)
             .map_err(|answer| answer.text.trim_end().to_owned())?;
@@ -212,7 +301,11 @@ impl Daemon {
             Known::Stopped(one) => Some(&one.named),
         };
         let new = self.own_limits(named, limits)?;
-        self.servers.set_limits_of(name, &new)
+        if let Some(uid) = uid {
+            self.servers.check_new_user(name, uid)?;
+        }
+        self.servers.set_limits_of(name, &new)?;
+        Ok(uid.map_or_else(Vec::new, |uid| self.servers.change_user(name, uid)))
     }
 
     /// The fields of a namespace, in the order of [`NAMESPACE_FIELDS`].
@@ -267,7 +360,11 @@ impl Daemon {
         deleted.map_err(|why| Answer::failed(format!("namespace delete: {why}")))
     }
 
-    fn own_limits(&self, named: Option<&Named>, limits: &SetLimits) -> Result<OwnLimits, String> {
+    pub(super) fn own_limits(
+        &self,
+        named: Option<&Named>,
+        limits: &SetLimits,
+    ) -> Result<OwnLimits, String> {
         let memory = limits.memory.as_ref();
         let memory = memory.map(|memory| self.memory_of(named, memory));
         Ok(OwnLimits {
@@ -370,8 +467,53 @@ fn path_of(name: &NamespaceName) -> NamespacePath<'_> {
     }
 }
 
+/// The devices that are named, with the daemon's ordinals; `None`: none are.
+pub(super) fn chosen_devices<'a>(
+    known: &'a [DeviceInfo],
+    devices: Option<&[String]>,
+) -> Result<Option<Vec<(usize, &'a DeviceInfo)>>, String> {
+    let Some(devices) = devices else {
+        return Ok(None);
+    };
+    let mut chosen: Vec<(usize, &DeviceInfo)> = Vec::new();
+    for wanted in devices {
+        let ordinal = find_device(known, wanted)?;
+        if chosen.iter().any(|(other, _)| *other == ordinal) {
+            return Err(format!("device {wanted} is given twice"));
+        }
+        chosen.push((ordinal, &known[ordinal]));
+    }
+    Ok(Some(chosen))
+}
+
+/// Whether all multiprocessors of a device are in chunks.
+fn check_remainder(device: &DeviceInfo) -> Result<(), String> {
+    let all = device.chunks;
+    match all.multiprocessors.saturating_sub(all.count * all.size) {
+        0 => Ok(()),
+        rest => Err(format!(
+            "Device {} has {rest} multiprocessors in no chunk, which cannot be reserved; leave out --include-remainder",
+            device.uuid
+        )),
+    }
+}
+
+/// Whether several servers can share these devices.
+fn check_shared<'a>(
+    mut devices: impl Iterator<Item = (usize, &'a DeviceInfo)>,
+) -> Result<(), String> {
+    match devices.find(|(_, info)| info.is_exclusive()) {
+        Some((device, info)) => Err(format!(
+            "device {device} is in {} mode, in which several servers cannot share it; set DEFAULT mode \
+             (nvidia-smi -c DEFAULT)",
+            info.compute_mode
+        )),
+        None => Ok(()),
+    }
+}
+
 /// The ordinal of a device of the daemon.
-fn find_device(known: &[DeviceInfo], wanted: &str) -> Result<usize, String> {
+pub(super) fn find_device(known: &[DeviceInfo], wanted: &str) -> Result<usize, String> {
     let found = device::find(known, wanted);
     found.map_err(|why| why.replace("device_query lists", "device list lists"))
 }
@@ -417,4 +559,32 @@ fn values(fields: &[&str], rows: &[ModuleRow], wanted: &str) -> String {
         }
     }
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use mpsshim_model::partitions::Chunks;
+
+    #[test]
+    fn multiprocessors_in_no_chunk_are_not_reserved() {
+        let device = |multiprocessors| DeviceInfo {
+            name: "A device".into(),
+            uuid: "GPU-aa".into(),
+            pci: "0000:00:06.0".into(),
+            memory: 1 << 30,
+            compute_mode: Default::default(),
+            chunks: Chunks {
+                multiprocessors,
+                size: 8,
+                count: 15,
+            },
+        };
+        let why = check_remainder(&device(132)).expect_err("12 more");
+        assert_eq!(
+            why,
+            "Device GPU-aa has 12 multiprocessors in no chunk, which cannot be reserved; leave out --include-remainder"
+        );
+        assert_eq!(check_remainder(&device(120)), Ok(()));
+    }
 }

@@ -6,6 +6,7 @@ use crate::modules::{CLIENT_FIELDS, Form};
 use crate::servers::Server;
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::named::DEFAULT_NAMESPACE;
+use mpsshim_model::partitions::{Partitions, name};
 use serde_json::{Value, json};
 
 /// A row of a list; the values are in the order of its columns.
@@ -21,6 +22,16 @@ const DEVICE_COLUMNS: &[&str] = &[
     "total-sms",
     "total-chunks",
     "attributes",
+];
+
+/// Columns of `sm-partition list`.
+pub const PARTITION_COLUMNS: &[&str] = &[
+    "name",
+    "device",
+    "state",
+    "chunks",
+    "sm-count",
+    "visible-uuid",
 ];
 
 impl Listing {
@@ -85,6 +96,48 @@ pub fn rows_of_clients(server: &Server, name: &str) -> Vec<ModuleRow> {
                 _ => json!(program(client)),
             });
             rows.push(row.collect());
+        }
+    }
+    rows
+}
+
+/// `sm-partition list`: a row for each partition and, with `all`, for the rest of each device. `is_created`: whether a
+/// server has the partitions of a device.
+pub fn rows_of_partitions(
+    devices: &[DeviceInfo],
+    partitions: &Partitions,
+    is_created: impl Fn(&DeviceInfo) -> bool,
+    all: bool,
+) -> Vec<ModuleRow> {
+    let mut rows = Vec::new();
+    for device in devices {
+        let (uuid, chunks) = (&device.uuid, device.chunks);
+        let state = if is_created(device) {
+            "created"
+        } else {
+            "configured"
+        };
+        for (id, own) in partitions.of(uuid) {
+            let count = own.len() as u32;
+            rows.push(vec![
+                json!(partitions.name_of(uuid, id)),
+                json!(uuid),
+                json!(state),
+                json!(count),
+                json!(count * chunks.size),
+                json!(name(uuid, id)),
+            ]);
+        }
+        let used = partitions.used(uuid).len() as u32;
+        if all {
+            rows.push(vec![
+                Value::Null,
+                json!(uuid),
+                json!("unallocated"),
+                json!(chunks.count.saturating_sub(used)),
+                json!(chunks.multiprocessors.saturating_sub(used * chunks.size)),
+                Value::Null,
+            ]);
         }
     }
     rows

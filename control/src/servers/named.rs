@@ -5,7 +5,7 @@ use super::namespaces::Space;
 use super::{Entrance, Server, Servers, State};
 use crate::directory::Gate;
 use crate::spawn::Owner;
-use mpsshim_api::cuda::CUDA_ERROR_MPS_CONNECTION_FAILED;
+use mpsshim_api::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_NOT_READY};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, Percentage};
 use mpsshim_model::named::{DEFAULT_NAMESPACE, MOST_SERVERS, Named, NamedDevice, check_name};
@@ -42,7 +42,7 @@ pub struct OwnLimits {
 
 impl OwnLimits {
     /// Sets the given ones in `limits`.
-    fn apply(&self, limits: &mut Limits) {
+    pub(super) fn apply(&self, limits: &mut Limits) {
         limits.threads = self.threads.unwrap_or(limits.threads);
         limits.priority = self.priority.unwrap_or(limits.priority);
         if let Some(memory) = &self.memory {
@@ -72,6 +72,14 @@ impl Definition {
         let mut limits = self.named.limits(defaults);
         self.own.apply(&mut limits);
         limits
+    }
+
+    /// Changes the limits that are given.
+    pub(super) fn merge(&mut self, new: &OwnLimits) {
+        let own = &mut self.own;
+        own.threads = new.threads.or(own.threads);
+        own.priority = new.priority.or(own.priority);
+        own.memory = new.memory.clone().or(own.memory.take());
     }
 
     /// Opens the sockets that are not open.
@@ -120,32 +128,9 @@ impl Servers {
     /// Why that is impossible, in words; nothing is created then.
     pub fn create(&mut self, wanted: Wanted<'_>, directory: BorrowedFd<'_>) -> Result<(), String> {
         let Wanted { name, uid, devices } = wanted;
-        check_name(name)?;
-        if RESERVED.contains(&name) || name.starts_with(OF_USERS) {
-            return Err(format!("the name {name} {TAKEN}"));
-        }
-        if self.defined(name).is_some() {
-            return Err(format!("there is a server {name} already"));
-        }
-        if self.named.len() >= MOST_SERVERS {
-            return Err(format!("there are {MOST_SERVERS} named servers already"));
-        }
-        if self.closing {
-            return Err("the daemon is shutting down".into());
-        }
+        self.check_new_server(name, 0)?;
         self.check_user(uid)?;
-        if self.defaults.limits.partitions.is_some() {
-            return Err(
-                "static partitions (-S) reserve multiprocessors within one server only; start the daemon without -S"
-                    .into(),
-            );
-        }
-        if devices.is_some() && !self.launcher.modes().devices.is_empty() {
-            return Err(
-                "the daemon's --mode names devices, which excludes --allowed-devices; choose one mode for all devices"
-                    .into(),
-            );
-        }
+        self.check_new_devices(devices.is_some())?;
         let named = Named {
             name: name.to_owned(),
             devices: devices.map(|devices| {
@@ -171,8 +156,51 @@ impl Servers {
         Ok(())
     }
 
+    /// Whether a server can have this name, and no server has.
+    pub(super) fn check_new_name(&self, name: &str) -> Result<(), String> {
+        check_name(name)?;
+        if RESERVED.contains(&name) || name.starts_with(OF_USERS) {
+            return Err(format!("the name {name} {TAKEN}"));
+        }
+        match self.defined(name) {
+            Some(_) => Err(format!("there is a server {name} already")),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether this daemon can have named servers.
+    pub(super) fn check_may_create(&self) -> Result<(), String> {
+        if self.closing {
+            return Err("the daemon is shutting down".into());
+        }
+        match self.defaults.limits.partitions {
+            Some(_) => Err(
+                "static partitions (-S) reserve multiprocessors within one server only; start the daemon without -S"
+                    .into(),
+            ),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a new server may have devices of its own.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn check_new_devices(&self, has_own: bool) -> Result<(), String> {
+        match has_own && !self.launcher.modes().devices.is_empty() {
+            true => Err(
+                "the daemon's --mode names devices, which excludes --allowed-devices; choose one mode for all devices"
+                    .into(),
+            ),
+            false => Ok(()),
+        }
+    }
+
     /// Whether a named server may be for this user.
-    fn check_user(&self, uid: u32) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn check_user(&self, uid: u32) -> Result<(), String> {
         let own = geteuid().as_raw();
         if !self.launcher.serves(uid) {
             return Err(format!(
@@ -192,7 +220,7 @@ impl Servers {
     }
 
     /// Without sockets.
-    fn define(&mut self, named: Named, uid: u32, own: OwnLimits) -> NamedId {
+    pub(super) fn define(&mut self, named: Named, uid: u32, own: OwnLimits) -> NamedId {
         self.last_named += 1;
         let spaces = self.spaces_of(&named);
         self.named.push(Definition {
@@ -254,18 +282,11 @@ impl Servers {
     /// # Errors
     /// It has clients, or does not exist, in words; nothing is deleted then.
     pub fn delete(&mut self, name: &str, force: bool) -> Result<Vec<i32>, String> {
-        let found = self.defined(name);
-        let id = found.ok_or_else(|| not_created(name))?.id;
-        let clients = self.all().filter(|server| server.named == Some(id));
-        let clients = clients.flat_map(|server| {
-            let coming = server.handed_over.iter().map(|coming| coming.who.pid);
-            server.clients().chain(coming)
-        });
-        let clients: Vec<String> = clients.map(|pid| pid.to_string()).collect();
+        let id = self.created(name)?.id;
+        let clients = self.clients_of(id);
         if !clients.is_empty() && !force {
             return Err(format!(
-                "server {name} has clients ({}); end them first, or give --force",
-                clients.join(" ")
+                "server {name} has clients ({clients}); end them first, or give --force"
             ));
         }
         self.named.retain(|one| one.id != id);
@@ -284,6 +305,60 @@ impl Servers {
         Ok(processes)
     }
 
+    /// Process ids of a named server's clients, in words.
+    fn clients_of(&self, id: NamedId) -> String {
+        let servers = self.all().filter(|server| server.named == Some(id));
+        let clients = servers.flat_map(|server| {
+            let coming = server.handed_over.iter().map(|coming| coming.who.pid);
+            server.clients().chain(coming)
+        });
+        let clients: Vec<String> = clients.map(|pid| pid.to_string()).collect();
+        clients.join(" ")
+    }
+
+    /// Whether a named server may be for this user from now on.
+    ///
+    /// # Errors
+    /// Why not, in words.
+    pub fn check_new_user(&self, name: &str, uid: u32) -> Result<(), String> {
+        let found = self.created(name)?;
+        if found.uid == uid {
+            return Ok(());
+        }
+        self.check_user(uid)?;
+        match self.clients_of(found.id) {
+            clients if clients.is_empty() => Ok(()),
+            clients => Err(format!(
+                "server {name} has clients ({clients}), and its user can be changed once they have ended"
+            )),
+        }
+    }
+
+    /// Changes the user of a named server, which [`Servers::check_new_user`] has checked. Its processes end and it starts as
+    /// that user; returns their ids.
+    pub fn change_user(&mut self, name: &str, uid: u32) -> Vec<i32> {
+        let mut named = self.named.iter_mut();
+        let found = named.find(|one| one.named.name == name && one.uid != uid);
+        let Some(found) = found else {
+            return Vec::new();
+        };
+        let (id, before) = (found.id, std::mem::replace(&mut found.uid, uid));
+        self.wanted.retain(|owner| owner.named != Some(id));
+        self.refuse_clients(
+            |waiting| waiting.owner.named == Some(id),
+            CUDA_ERROR_MPS_SERVER_NOT_READY,
+            &format!("server {name} serves user {uid} only"),
+        );
+        let processes = self.processes_of(id);
+        for server in self.running.iter_mut().filter(|one| one.named == Some(id)) {
+            server.stop(true);
+        }
+        tracing::info!("Server {name} of user {before} is user {uid}'s from now on");
+        self.wanted.push(self.owner_of(id, uid));
+        self.advance();
+        processes
+    }
+
     /// Changes the limits of a server for clients that connect from now on: of a named server for its later processes too,
     /// of a user's server for this process.
     ///
@@ -296,10 +371,7 @@ impl Servers {
             return Err(not_found(name));
         }
         if let Some(defined) = defined {
-            let own = &mut defined.own;
-            own.threads = new.threads.or(own.threads);
-            own.priority = new.priority.or(own.priority);
-            own.memory = new.memory.clone().or(own.memory.take());
+            defined.merge(new);
         }
         match running {
             Some(pid) => self.change_limits(pid, |limits| new.apply(limits)),
@@ -352,6 +424,14 @@ impl Servers {
         let is_ours = !RESERVED.contains(&named.name.as_str()) && !named.name.starts_with(OF_USERS);
         if !named.is_plausible(devices) || !is_ours {
             return Err("it reports a name or devices that no server has".to_owned());
+        }
+        if let Some(known) = self.defined(&named.name)
+            && (known.uid != uid || known.named.devices != named.devices)
+        {
+            let name = &named.name;
+            return Err(format!(
+                "the server {name} has another user or other devices now"
+            ));
         }
         match self.defined(&named.name).is_none() && self.named.len() >= MOST_SERVERS {
             true => Err(format!("there are {MOST_SERVERS} named servers already")),

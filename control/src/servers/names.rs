@@ -12,7 +12,11 @@ impl Servers {
             Some(one) => one.named.name.clone(),
             None => format!("{OF_USERS}{}", server.uid),
         };
-        let is_usual = |one: &&Server| one.serves(server.owner(), None);
+        let is_usual = |one: &&Server| match server.named {
+            // Its user may have been changed, and its process of the former user be ending.
+            Some(_) => one.named == server.named && one.quarantined.is_none(),
+            None => one.serves(server.owner(), None),
+        };
         let working = |one: &&Server| !matches!(one.state, State::Stopping | State::Fault);
         let usual = self.iter().filter(is_usual).find(working);
         let usual = usual.or_else(|| self.iter().find(is_usual));

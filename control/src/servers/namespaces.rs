@@ -129,7 +129,7 @@ impl Servers {
         self.tell_namespaces(id, &named);
     }
 
-    fn new_space(&mut self, name: &str) -> Space {
+    pub(super) fn new_space(&mut self, name: &str) -> Space {
         self.last_space += 1;
         Space {
             id: self.last_space,
@@ -339,7 +339,7 @@ impl Servers {
     }
 
     /// Changes the namespaces of a server, in its definition and its processes.
-    fn change_namespaces(&mut self, id: NamedId, change: impl FnOnce(&mut Named)) {
+    pub(super) fn change_namespaces(&mut self, id: NamedId, change: impl FnOnce(&mut Named)) {
         if let Some(found) = self.named.iter_mut().find(|one| one.id == id) {
             change(&mut found.named);
             let named = found.named.clone();
@@ -358,33 +358,46 @@ impl Servers {
         }
     }
 
-    /// Whether no limit is above the server's. 100 percent and priority 0 are no limits.
+    /// Whether no limit is above the server's.
     fn check_limits(&self, server: &Definition, new: &OwnLimits) -> Result<(), String> {
         let limits = self.limits_of(server);
-        let name = &server.named.name;
-        if let Some(threads) = new.threads.filter(|one| *one != Percentage::ALL)
-            && threads > limits.threads
-        {
-            return Err(format!(
-                "server {name} has {} percent of the active threads, and a namespace has no more",
-                limits.threads
-            ));
-        }
-        for (own, bytes) in new.memory.iter().flatten() {
-            if let Some(limit) = limits.memory.get(own).filter(|limit| *limit < bytes) {
-                let device = server.named.ordinal(*own).unwrap_or(*own);
-                return Err(format!(
-                    "server {name} has a limit of {} on device {device}, and a namespace has no more",
-                    amount::print(*limit)
-                ));
-            }
-        }
-        Ok(())
+        check_threads(&limits, &server.named, new)?;
+        check_memory(&limits, &server.named, new)
     }
 }
 
+/// Whether a namespace's percentage is not above the server's. 100 percent is no limit.
+pub(super) fn check_threads(
+    limits: &Limits,
+    server: &Named,
+    new: &OwnLimits,
+) -> Result<(), String> {
+    match new.threads.filter(|one| *one != Percentage::ALL) {
+        Some(threads) if threads > limits.threads => Err(format!(
+            "server {} has {} percent of the active threads, and a namespace has no more",
+            server.name, limits.threads
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Whether a namespace's amounts of memory are not above the server's.
+pub(super) fn check_memory(limits: &Limits, server: &Named, new: &OwnLimits) -> Result<(), String> {
+    for (own, bytes) in new.memory.iter().flatten() {
+        if let Some(limit) = limits.memory.get(own).filter(|limit| *limit < bytes) {
+            let device = server.ordinal(*own).unwrap_or(*own);
+            return Err(format!(
+                "server {} has a limit of {} on device {device}, and a namespace has no more",
+                server.name,
+                amount::print(*limit)
+            ));
+        }
+    }
+    Ok(())
+}
+
 /// Sets the limits that are given. With 100 percent, priority 0 or no amounts of memory, the server's limit applies.
-fn change(limits: &mut NamespaceLimits, new: &OwnLimits) {
+pub(super) fn change(limits: &mut NamespaceLimits, new: &OwnLimits) {
     if let Some(threads) = new.threads {
         limits.threads = Some(threads).filter(|one| *one != Percentage::ALL);
     }

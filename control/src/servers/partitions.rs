@@ -1,6 +1,6 @@
 //! Static partitions of the devices: made and removed by an operator while a device has no clients.
 
-use super::{Server, Servers};
+use super::{Server, Servers, State};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::Limits;
 use mpsshim_model::partitions::{self, Partitions};
@@ -18,14 +18,22 @@ impl Servers {
         partitions.ok_or_else(|| OFF.to_owned())
     }
 
-    /// Makes a partition of a device, and returns its name.
+    /// Makes a partition of a device, which the operator may name, and returns the name that clients give.
     ///
     /// # Errors
     /// Why that is impossible, in words; nothing is changed then.
-    pub fn add_partition(&mut self, device: &DeviceInfo, chunks: u32) -> Result<String, String> {
+    pub fn add_partition(
+        &mut self,
+        device: &DeviceInfo,
+        chunks: u32,
+        named: Option<&str>,
+    ) -> Result<String, String> {
         let mut partitions = self.partitions()?.clone();
         self.check_cut(device)?;
         let id = partitions.add(device, chunks)?;
+        if let Some(text) = named {
+            partitions.set_name(text, &device.uuid, id)?;
+        }
         self.set_partitions(partitions)?;
         Ok(partitions::name(&device.uuid, id))
     }
@@ -55,6 +63,15 @@ impl Servers {
         self.check_cut(device)?;
         partitions.remove(uuid, id);
         self.set_partitions(partitions)
+    }
+
+    /// Whether a server that works has the partitions of a device.
+    pub fn has_partitions_of(&self, device: &DeviceInfo) -> bool {
+        let has = |server: &Server| {
+            server.state == State::Active
+                && server.devices.iter().any(|one| one.uuid == device.uuid)
+        };
+        self.iter().any(has)
     }
 
     /// Whether a partition of this name has clients; `None`: whether a device has clients without a partition on it.

@@ -5,6 +5,7 @@ use clap::Parser;
 use mpsshim_control::cdi::Spec;
 use mpsshim_control::cli::{Cdi, Control, Order, documents};
 use mpsshim_control::commands::{Format, in_format};
+use mpsshim_control::daemon::apply::as_sealed_memory;
 use mpsshim_control::daemon::{Daemon, Manner};
 use mpsshim_control::doctor;
 use mpsshim_control::launch;
@@ -12,14 +13,16 @@ use mpsshim_control::modules;
 use mpsshim_control::nvidia_names;
 use mpsshim_control::program::with_real_paths;
 use mpsshim_control::prompt::Prompt;
+use mpsshim_control::server_file::{FILE_LIMIT, ServerFile};
 use mpsshim_control::settings::{self, Settings, SettingsError};
 use mpsshim_control::target::Target;
 use mpsshim_control::top;
 use mpsshim_control::ui::{Ui, UiError};
 use mpsshim_control::wire::{Answer, Interface};
 use mpsshim_model::partitions::Partitions;
-use std::fs;
-use std::io::{self, BufRead, IsTerminal, Write};
+use std::fs::{self, File};
+use std::io::{self, BufRead, IsTerminal, Read, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -88,11 +91,15 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         limits.partitions = Some(Partitions::default());
     }
     settings.metrics = options.metrics.or(settings.metrics);
+    let applied = options.apply.as_deref().map(read_servers).transpose()?;
     // So that scrapes do not wait for the devices.
     let ready_devices = options.ready_devices || settings.metrics.is_some();
     if options.detached {
         launch::leave_session();
         let mut daemon = Daemon::open(&settings, Manner::Detached)?;
+        if let Some(Applied { file, .. }) = &applied {
+            daemon.apply_at_start(file)?;
+        }
         launch::tell_ready()?;
         if ready_devices {
             daemon.search_devices();
@@ -104,10 +111,15 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         launch::start_detached(&executable, &settings, &options.daemon_options())?;
     } else if options.foreground {
         let mut daemon = Daemon::open(&settings, Manner::Foreground)?;
+        if let Some(Applied { file, .. }) = &applied {
+            daemon.apply_at_start(file)?;
+        }
         if ready_devices {
             daemon.search_devices();
         }
         return Ok(daemon.run()?);
+    } else if let Some(applied) = &applied {
+        return apply(applied, &settings);
     } else if options.quit {
         return execute(&[QUIT.to_owned()], &settings, options);
     } else if let Some(Order::Line(words)) = &options.command {
@@ -116,6 +128,41 @@ fn run(options: &Control) -> anyhow::Result<bool> {
         commands_of_standard_input(&settings, options)?;
     }
     Ok(true)
+}
+
+/// The file of `-a`.
+struct Applied {
+    text: String,
+    file: ServerFile,
+}
+
+/// Reads and parses the file of `-a`.
+fn read_servers(path: &Path) -> anyhow::Result<Applied> {
+    let shown = path.display();
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| {
+        let limit = FILE_LIMIT as u64 + 1;
+        file.take(limit).read_to_string(&mut text)
+    });
+    read.with_context(|| format!("cannot read {shown}"))?;
+    anyhow::ensure!(
+        text.len() <= FILE_LIMIT,
+        "{shown}: a file of servers may have {FILE_LIMIT} bytes"
+    );
+    let file = ServerFile::parse(&text, &shown.to_string())?;
+    Ok(Applied { text, file })
+}
+
+/// Has the daemon apply a file; `false`: it has mistakes, and nothing is changed.
+fn apply(applied: &Applied, settings: &Settings) -> anyhow::Result<bool> {
+    let mut ui = Ui::connect(settings)?.with_interface(Interface::Three);
+    let line = format!("{} {}", modules::APPLY, applied.file.path);
+    let memory = as_sealed_memory(&applied.text).context("cannot send the file to the daemon")?;
+    let answer = ui.command_with(&line, Some(memory.as_fd()))?;
+    if !answer.ok {
+        eprint!("{}", answer.text);
+    }
+    Ok(answer.ok)
 }
 
 /// The settings; under the name of NVIDIA's tool its directories are the defaults.

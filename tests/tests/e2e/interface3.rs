@@ -179,7 +179,7 @@ fn mistakes_are_refused() {
         ),
         (
             "frobnicate",
-            "Unknown module \"frobnicate\"; modules: server, namespace, client, device\n",
+            "Unknown module \"frobnicate\"; modules: server, namespace, client, device, sm-partition, feature, memacct\n",
         ),
         (
             "server get nn pid",
@@ -222,6 +222,82 @@ fn mistakes_are_refused() {
             log.contains(&format!("of user {user} refused: {}", reserved.trim())),
             "{log}"
         );
+    }
+}
+
+#[test]
+fn features_are_described_and_cannot_be_switched() {
+    let place = Place::with_daemon();
+    let memacct = "device memory is accounted for each client, for limits, ps, top and the metrics";
+    let share = "clients in proxy mode share their server's context on each device";
+    let audit = "no log of each allocation is written; ps, top and the metrics show the device memory of each client";
+    for (line, code, expected) in [
+        (
+            "feature describe --format=csv",
+            0,
+            format!("feature,state,description\nmemacct,enabled,\"{memacct}\"\ncontext-share,enabled,{share}\n"),
+        ),
+        (
+            "feature describe context-share --format=csv,noheader",
+            0,
+            format!("context-share,enabled,{share}\n"),
+        ),
+        ("feature enable memacct", 0, String::new()),
+        ("feature enable context-share", 0, String::new()),
+        (
+            "feature disable memacct",
+            1,
+            "feature disable: memacct cannot be disabled: limits of device memory need it; usage: feature disable \
+             FEATURE\n"
+                .to_owned(),
+        ),
+        (
+            "feature disable context-share",
+            1,
+            "feature disable: context-share cannot be disabled: start a program that needs a context of its own in \
+             direct mode (mps-run --mode direct); usage: feature disable FEATURE\n"
+                .to_owned(),
+        ),
+        (
+            "feature enable memact",
+            1,
+            "feature enable: unknown feature \"memact\"; did you mean memacct?; features: memacct, context-share; \
+             usage: feature enable FEATURE\n"
+                .to_owned(),
+        ),
+        (
+            "memacct describe --format=csv",
+            0,
+            format!("setting,value,description\naudit_log,false,\"{audit}\"\n"),
+        ),
+        ("memacct set audit_log=false", 0, String::new()),
+        (
+            "memacct set audit_log=true",
+            1,
+            format!("memacct set: {audit}; usage: memacct set audit_log=false\n"),
+        ),
+        (
+            "memacct set audit_log",
+            1,
+            "memacct set: \"audit_log\": audit_log=true or audit_log=false expected; usage: memacct set \
+             audit_log=false\n"
+                .to_owned(),
+        ),
+    ] {
+        check(&place, line, code, &expected);
+    }
+    if let Some(user) = other_user() {
+        for (line, verb) in [
+            ("feature enable memacct", "feature enable"),
+            ("memacct set audit_log=false", "memacct set"),
+            ("sm-partition delete a", "sm-partition delete"),
+        ] {
+            let words: Vec<&str> = ["-p", "3"].into_iter().chain(line.split(' ')).collect();
+            let refused = place.control_as(user, &words);
+            let reserved =
+                format!("{verb} is reserved for root and the user who runs the daemon\n");
+            assert_eq!((refused.code, refused.out), (1, reserved));
+        }
     }
 }
 

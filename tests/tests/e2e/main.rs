@@ -44,6 +44,7 @@ mod replay;
 mod required;
 mod restart;
 mod runs;
+mod server_file;
 mod shared_images;
 mod suspend;
 mod take_over;

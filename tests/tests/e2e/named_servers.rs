@@ -315,9 +315,29 @@ fn mistakes_create_nothing() {
         (
             "server set a",
             "server set: at least one option expected; usage: server set NAME \
-             [--pinned-memory-limit=AMOUNT|DEVICE=AMOUNT,...|none] [--active-thread-percentage=PERCENTAGE] \
-             [--client-priority=PRIORITY]"
+             [--uid=UID] [--pinned-memory-limit=AMOUNT|DEVICE=AMOUNT,...|none] \
+             [--active-thread-percentage=PERCENTAGE] [--client-priority=PRIORITY]"
                 .to_owned(),
+        ),
+        (
+            "server create b --locality-domains",
+            "server create: devices are not divided into locality domains here; leave out --locality-domains; usage: \
+             server create NAME [--uid=UID] [--allowed-devices=DEVICE,...] [--locality-domains]"
+                .to_owned(),
+        ),
+        (
+            "server set a --uid=4000000000",
+            match other_user() {
+                Some(_) => "server set: there is no user with id 4000000000".to_owned(),
+                None => {
+                    "server set: this daemon does not run as root and cannot start a server for user 4000000000"
+                        .to_owned()
+                }
+            },
+        ),
+        (
+            "server set nn --uid=0",
+            "server set: Server \"nn\" not found; server list lists the servers".to_owned(),
         ),
         (
             "server set a --pinned-memory-limit=9=1G",
@@ -399,6 +419,53 @@ fn a_server_serves_one_user() {
     let reason =
         format!("from user 0 refused with status 807: server theirs serves user {user} only");
     assert!(log.contains(&reason), "{log}");
+}
+
+#[test]
+fn the_user_of_a_server_is_changed_while_it_has_no_clients() {
+    let Some(user) = other_user() else {
+        return eprintln!("not root: two users are not tested");
+    };
+    let place = daemon_with(&[]);
+    does(&place, "server create a");
+    does(&place, "server set a --client-priority=1");
+    let client = attached(&place, "a");
+    let own = std::process::id();
+    fails(
+        &place,
+        &format!("server set a --uid={user} --client-priority=0"),
+        &format!(
+            "server set: server a has clients ({own}), and its user can be changed once they have ended"
+        ),
+    );
+    let state = |place: &Place| ["uid", "client-priority"].map(|name| field(place, "a", name));
+    assert_eq!(state(&place), ["0", "1"], "nothing is set");
+    let before = field(&place, "a", "pid");
+    // The same user ends nothing, clients or not.
+    does(&place, "server set a --uid=0");
+    assert_eq!(field(&place, "a", "pid"), before);
+    drop(client);
+    wait_until("the client has gone", || clients(&place, "a").is_empty());
+    does(&place, &format!("server set a --uid={user}"));
+    // The command returns when the process of the former user has ended.
+    assert!(has_ended(before.parse().expect("a number")));
+    assert_eq!(state(&place), [user.to_string(), "1".to_owned()]);
+    let socket = gate(&place, "a");
+    assert_eq!(Client::at(&socket).welcome().expect("welcome").status, 807);
+    as_user(user, || {
+        let mut client = Peer::connect(&socket).expect("a client");
+        client.attach().expect("attach");
+    });
+    let status = format!("/proc/{}/status", field(&place, "a", "pid"));
+    let status = fs::read_to_string(status).expect("status");
+    assert!(status.contains(&format!("Uid:\t{user}\t")), "{status}");
+    let usual = attached(&place, "uid_0");
+    fails(
+        &place,
+        "server set uid_0 --uid=0",
+        "server set: Server \"uid_0\" not found among those that were created; server list lists the servers",
+    );
+    drop(usual);
 }
 
 #[test]

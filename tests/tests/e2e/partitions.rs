@@ -161,11 +161,125 @@ fn partitions_are_made_listed_and_removed() {
 }
 
 #[test]
+fn partitions_have_names_in_interface_3() {
+    let place = daemon_with_partitions();
+    let uuid = uuid(&place);
+    let usage = "usage: sm-partition create NAME --device=DEVICE --chunks=CHUNKS [--server=NAME] [--include-remainder]";
+    let header = "name,device,state,chunks,sm-count,visible-uuid\n";
+    for (line, code, text) in [
+        ("list --format=csv", 0, header.to_owned()),
+        ("create train --device=0 --chunks=2", 0, String::new()),
+        // Each chunk of this device is one multiprocessor, and none is left over.
+        ("create eval --device={} --chunks=1 --include-remainder", 0, String::new()),
+        (
+            "create train --device=0 --chunks=1",
+            1,
+            "sm-partition create: there is a partition train already\n".to_owned(),
+        ),
+        (
+            "create Train --device=0 --chunks=1",
+            1,
+            "sm-partition create: \"Train\" is no name: a name has 1 to 64 of the characters a-z, 0-9 and _\n".to_owned(),
+        ),
+        (
+            "create more --device=0 --chunks=2",
+            1,
+            "sm-partition create: Device {} has 1 free chunks of 4, fewer than 2\n".to_owned(),
+        ),
+        (
+            "create more --device=7 --chunks=1",
+            1,
+            "sm-partition create: Device 7 not found; device list lists the devices\n".to_owned(),
+        ),
+        (
+            "create more --device=0 --chunks=0",
+            1,
+            format!("sm-partition create: \"0\" is not a number of chunks; {usage}\n"),
+        ),
+        (
+            "create more --chunks=1",
+            1,
+            format!("sm-partition create: --device expected; {usage}\n"),
+        ),
+        (
+            "create more --device=0 --chunks=1 --server=a",
+            1,
+            format!("sm-partition create: clients of all servers can name a partition; leave out --server; {usage}\n"),
+        ),
+        (
+            "list --format=csv",
+            0,
+            format!("{header}train,{{}},configured,2,2,{{}}/1\neval,{{}},configured,1,1,{{}}/2\n"),
+        ),
+        (
+            "list --all --format=csv,noheader",
+            0,
+            "train,{},configured,2,2,{}/1\neval,{},configured,1,1,{}/2\n,{},unallocated,1,1,\n".to_owned(),
+        ),
+        ("delete train", 0, String::new()),
+        (
+            "delete train",
+            1,
+            "sm-partition delete: Partition \"train\" not found; sm-partition list lists the partitions\n".to_owned(),
+        ),
+        ("delete {}/2", 0, String::new()),
+        ("list --format=csv,noheader", 0, String::new()),
+    ] {
+        let line = format!("-p 3 sm-partition {line}");
+        assert_eq!(ask(&place, &uuid, &line), (code, text), "{line}");
+    }
+
+    // Partitions of interface 2 have no names. Both kinds exist at the servers that start later.
+    let unnamed = add(&place, &[1]);
+    assert_eq!(
+        ask(
+            &place,
+            &uuid,
+            "-p 3 sm-partition create train --device=0 --chunks=2"
+        ),
+        (0, String::new())
+    );
+    let mut inside = Located::start(limited(&place, "where", Some(&format!("{uuid}/2"))));
+    inside.place();
+    assert_eq!(
+        ask(
+            &place,
+            &uuid,
+            "-p 3 sm-partition list --format=csv,noheader"
+        ),
+        (
+            0,
+            ",{},created,1,1,{}/1\ntrain,{},created,2,2,{}/2\n".to_owned()
+        )
+    );
+    let (code, text) = ask(&place, &uuid, "-p 3 sm-partition delete train");
+    let why = "sm-partition delete: Partition {}/2 is in use by clients ";
+    assert!(code == 1 && text.starts_with(why), "{text}");
+    inside.end();
+    wait_until("the client has gone", || {
+        ask(&place, &uuid, "-p 3 sm-partition delete train").0 == 0
+    });
+    assert_eq!(list(&place).len(), 1 + unnamed.len());
+}
+
+#[test]
 fn without_the_option_there_are_no_partitions() {
     let place = daemon();
     let uuid = uuid(&place);
     for line in ["sm_partition add {} 1", "sm_partition rm {} 1", "lspart"] {
         assert_eq!(ask(&place, &uuid, line), (1, OFF.to_owned()), "{line}");
+    }
+    for (line, verb) in [
+        ("create a --device=0 --chunks=1", "sm-partition create: "),
+        ("delete a", "sm-partition delete: "),
+        ("list", ""),
+    ] {
+        let line = format!("-p 3 sm-partition {line}");
+        assert_eq!(
+            ask(&place, &uuid, &line),
+            (1, format!("{verb}{OFF}")),
+            "{line}"
+        );
     }
     let refused = finish(&mut limited(&place, "where", Some(&format!("{uuid}/1"))));
     let why = format!("{PARTITION}={uuid}/1, and the daemon was started without -S");
@@ -378,9 +492,14 @@ fn clients_keep_their_partitions_in_the_next_server() {
 #[test]
 fn partitions_outlive_their_daemon_beside_a_server() {
     let place = daemon_with_partitions();
-    let names = add(&place, &[1, 2]);
-    let mut inside = Located::start(limited(&place, "whereabouts", Some(&names[1])));
+    add(&place, &[1]);
+    let uuid = uuid(&place);
+    let create = "-p 3 sm-partition create train --device=0 --chunks=2";
+    assert_eq!(ask(&place, &uuid, create), (0, String::new()));
+    let mut inside = Located::start(limited(&place, "whereabouts", Some(&format!("{uuid}/2"))));
     assert_eq!(inside.place(), "on 1 2");
+    let named = |place: &Place| ask(place, &uuid, "-p 3 sm-partition list --format=csv,noheader");
+    let rows = ",{},created,1,1,{}/1\ntrain,{},created,2,2,{}/2\n";
     let before = list(&place);
     // The next daemon has them whether it is started with the option or not.
     for options in [&["-d", "-S"][..], &["-d"]] {
@@ -393,6 +512,7 @@ fn partitions_outlive_their_daemon_beside_a_server() {
             listed.code == 0 && in_use(&place) == [json!(2)]
         });
         assert_eq!(list(&place), before);
+        assert_eq!(named(&place), (0, rows.to_owned()));
         let mut rest = Located::start(limited(&place, "whereabouts", None));
         assert_eq!(rest.place(), "on 3");
         rest.end();

@@ -42,6 +42,11 @@ pub type Row = (&'static str, &'static str, Way);
 pub const ELSEWHERE: &[Row] = &[
     (
         "docs/interface-v3.md",
+        "## A file of servers",
+        Test("e2e/server_file.rs::a_file_is_applied_to_a_running_daemon"),
+    ),
+    (
+        "docs/interface-v3.md",
         "mps-control -p 3 server create train\n",
         Test("e2e/named_servers.rs::several_servers_have_clients_devices_and_limits_of_their_own"),
     ),
