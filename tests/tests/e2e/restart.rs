@@ -222,7 +222,10 @@ fn sessions_that_part_again_and_again_keep_all_they_have() {
     let place = daemon();
     let mut moving: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();
     let mut staying: Vec<Survivor> = Vec::new();
-    for _ in 0..4 {
+    for part in 1..=4 {
+        for survivor in &mut moving {
+            assert_eq!(survivor.ask("pool"), format!("pooled {part}"));
+        }
         let mut bound = Survivor::start(&place);
         assert_eq!(bound.ask("graph"), "graph");
         let list = place.control(&["get_server_list"]).out;

@@ -290,7 +290,7 @@ pub fn settle_pools(session: &mut Session, shared: &Shared) {
     settle(session, shared, |pool| pool.threshold);
 }
 
-/// Returns memory of each pool to the driver until so many bytes are left. None of the session's work may be in flight.
+/// Returns memory of each pool to the driver until at most `keep` bytes are left. None of the session's work may be in flight.
 pub fn settle(session: &mut Session, shared: &Shared, keep: impl Fn(&Pool) -> u64) {
     let pools = &mut session.objects.pools;
     pools.settle(&shared.gpu, &keep);

@@ -353,8 +353,8 @@ impl Pools {
         Ok(())
     }
 
-    /// Removes free memory that the server divides: of each pool, until so many bytes are left. None of the session's work
-    /// may be in flight.
+    /// Removes free memory that the server divides from each pool, until at most `keep` bytes are left. None of the
+    /// session's work may be in flight.
     pub fn take_surplus(&mut self, keep: &impl Fn(&Pool) -> u64) -> Vec<Chunk> {
         let mut surplus = Vec::new();
         for (handle, memory) in &mut self.divided {
