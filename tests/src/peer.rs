@@ -3,7 +3,8 @@
 
 use crate::PATIENCE;
 use mpsshim_api::cuda::{
-    CU_MEM_ALLOCATION_TYPE_PINNED, CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_TIMEOUT, CUresult,
+    CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+    CUDA_ERROR_MPS_RPC_FAILURE, CUDA_ERROR_TIMEOUT, CUresult,
 };
 use mpsshim_control::seqpacket;
 use mpsshim_proto::handle::{Handle, Kind};
@@ -443,12 +444,18 @@ impl Peer {
     /// # Errors
     /// The server's status.
     pub fn pool(&mut self) -> Status<u64> {
+        self.pool_for(0)
+    }
+
+    /// A memory pool of which allocations can be exported in these kinds of handles.
+    fn pool_for(&mut self, handle_types: u32) -> Status<u64> {
         let handle = self.handle(Kind::MemPool);
         let body = PoolCreate {
             handle,
             max_size: 0,
             properties: Properties {
                 kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+                handle_types,
                 location: Location { kind: 1, id: 0 },
                 ..Properties::default()
             },
@@ -457,12 +464,13 @@ impl Peer {
         Ok(handle)
     }
 
-    /// Makes a memory pool: from then on the session cannot be made again in another server.
+    /// Makes a memory pool that can be exported: from then on the session cannot be made again in another server.
     ///
     /// # Errors
     /// The server's status.
     pub fn bind(&mut self) -> Status {
-        self.pool().map(drop)
+        self.pool_for(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+            .map(drop)
     }
 
     /// Bytes free and in all on the first device.

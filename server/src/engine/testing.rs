@@ -69,6 +69,8 @@ static CALLS: AtomicU32 = AtomicU32::new(0);
 static HANDLES: AtomicU64 = AtomicU64::new(0x1000);
 static ORDERED: AtomicU32 = AtomicU32::new(0);
 static RECORDED: Mutex<Vec<[u64; 6]>> = Mutex::new(Vec::new());
+/// Addresses and values that [`writes`] writes later.
+static UNWRITTEN: Mutex<Vec<(u64, u32)>> = Mutex::new(Vec::new());
 
 extern "C" fn succeeds() -> CUresult {
     CUDA_SUCCESS
@@ -108,6 +110,22 @@ pub extern "C" fn obeys_with_handle(to: *mut u64) -> CUresult {
     match obeys() {
         CUDA_SUCCESS => gives_handle(to),
         status => status,
+    }
+}
+
+/// `cuStreamWriteValue32` of a device that has work in flight from [`Fixture::orders`] with an error to the one with success.
+pub extern "C" fn writes(_: u64, address: u64, value: u32) -> CUresult {
+    UNWRITTEN.lock().push((address, value));
+    if obeys() == CUDA_SUCCESS {
+        complete();
+    }
+    CUDA_SUCCESS
+}
+
+fn complete() {
+    for (address, value) in UNWRITTEN.lock().drain(..) {
+        // SAFETY: a flag of the server's or the session's, which the fixture's device knows by the same address.
+        unsafe { &*(address as *const AtomicU32) }.store(value, Ordering::Release);
     }
 }
 
@@ -280,6 +298,7 @@ impl Fixture {
     ) -> Fixture {
         let one = ONE.lock();
         ORDERED.store(0, Ordering::Relaxed);
+        UNWRITTEN.lock().clear();
         let driver = driver(functions);
         let devices = Devices::read(&driver, count).expect("devices");
         for device in devices.iter() {
@@ -490,6 +509,9 @@ impl Fixture {
     /// Sets the status that [`obeys`] and [`obeys_with_handle`] return from now on.
     pub fn orders(&self, status: CUresult) {
         ORDERED.store(status.0, Ordering::Relaxed);
+        if status == CUDA_SUCCESS {
+            complete();
+        }
     }
 
     /// The client sends a descriptor that belongs to its next message.

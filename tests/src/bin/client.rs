@@ -75,6 +75,7 @@ impl Client {
         // With it, the session ends with its server.
         let properties = CUmemPoolProps {
             kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
             location: CUmemLocation {
                 kind: CU_MEM_LOCATION_TYPE_DEVICE,
                 id: 0,

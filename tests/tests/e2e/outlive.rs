@@ -296,6 +296,11 @@ fn graphs_with_conditional_nodes_go_on_as_they_were() {
 }
 
 #[test]
+fn pools_and_memory_allocated_from_them_go_on_as_they_were() {
+    go_on_as_they_were("pool", "pooled");
+}
+
+#[test]
 fn events_say_when_they_were_recorded_by_the_server_before() {
     let place = daemon();
     let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();

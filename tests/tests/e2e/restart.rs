@@ -201,11 +201,31 @@ fn loops_in_graphs_go_to_the_next_server() {
 }
 
 #[test]
+fn pools_go_to_the_next_server() {
+    let place = daemon();
+    let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
+    for round in 1..=5 {
+        for survivor in &mut survivors {
+            assert_eq!(survivor.ask("pool"), format!("pooled {round}"));
+        }
+        restart(&place, &["-t", "600"]).expect("a restart");
+    }
+    for survivor in &mut survivors {
+        assert_eq!(survivor.ask("pool"), "pooled 6");
+        survivor.round();
+    }
+    survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
 fn sessions_that_part_again_and_again_keep_all_they_have() {
     let place = daemon();
     let mut moving: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();
     let mut staying: Vec<Survivor> = Vec::new();
-    for _ in 0..4 {
+    for part in 1..=4 {
+        for survivor in &mut moving {
+            assert_eq!(survivor.ask("pool"), format!("pooled {part}"));
+        }
         let mut bound = Survivor::start(&place);
         assert_eq!(bound.ask("graph"), "graph");
         let list = place.control(&["get_server_list"]).out;

@@ -6,6 +6,7 @@
 //! answered, and takes effect once the header's end includes it. When an area is full, the current records are copied
 //! to the other one. If the server is killed at any instant, the description is still correct.
 
+use crate::engine::base::block_table::{self, BlockTable};
 use crate::engine::base::journal::{self, Journal};
 use crate::engine::base::kinds::{End, FORMAT, Kind};
 use crate::keeper;
@@ -31,8 +32,12 @@ const HEADER: usize = 8192;
 const AREA: usize = 2 << 20;
 /// Maximum bytes of current records in an area; with more, it would be compacted again and again.
 const FULL: usize = AREA / 4 * 3;
+/// Bytes before the journal.
+const JOURNAL: usize = HEADER + 2 * AREA;
+/// Bytes before the table of allocations from pools.
+const BLOCKS: usize = JOURNAL + journal::LEN;
 /// Bytes of the whole file.
-const LEN: usize = HEADER + 2 * AREA + journal::LEN;
+const LEN: usize = BLOCKS + block_table::LEN;
 /// Bit of [`Header::end`] that selects the second area.
 const SECOND: u64 = 1 << 63;
 
@@ -208,12 +213,13 @@ impl Description {
     /// The session's commands since its client last waited.
     pub fn journal(&self) -> Journal<'_> {
         // SAFETY: the area is inside the mapping, behind the two of the records, and lives as long as self.
-        unsafe {
-            Journal::new(
-                &self.header().journal,
-                self.mapping.base().add(LEN - journal::LEN),
-            )
-        }
+        unsafe { Journal::new(&self.header().journal, self.mapping.base().add(JOURNAL)) }
+    }
+
+    /// The session's allocations from pools.
+    pub fn blocks(&self) -> BlockTable<'_> {
+        // SAFETY: the area is inside the mapping, page-aligned behind the journal, and lives as long as self.
+        unsafe { BlockTable::new(self.mapping.base().add(BLOCKS)) }
     }
 
     /// The reasons that bind the session to its context.

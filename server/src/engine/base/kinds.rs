@@ -45,6 +45,10 @@ macro_rules! for_each_kind {
             Time = 23: 1, Contents, WithObject;
             /// A limit of a device's context; the key is the server's ordinal, with the limit in the upper half.
             Limit = 24: 1, Objects, Never;
+            /// A memory pool; the key is its handle. Its memory may be made before it.
+            Pool = 26: 1, Memory, WithObject;
+            /// Device memory that the server has divided for a pool; the key is its address.
+            PoolMemory = 27: 1, Memory, Alone;
         }
     };
 }
@@ -179,7 +183,7 @@ mod tests {
     fn a_number_names_its_kind() {
         let known = (0..100).filter_map(Kind::of);
         let known: Vec<Kind> = known.collect();
-        assert_eq!(known.len(), 19);
+        assert_eq!(known.len(), 21);
         assert!(
             known
                 .iter()

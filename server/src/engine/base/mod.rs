@@ -2,6 +2,7 @@
 
 pub mod account;
 pub mod assertions;
+pub mod block_table;
 pub mod bounds;
 pub mod call;
 pub mod call_error;

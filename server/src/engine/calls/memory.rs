@@ -7,7 +7,7 @@ use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::pinned::Pin;
 use crate::engine::base::side;
-use crate::engine::calls::pool::settle_pools;
+use crate::engine::calls::pool::{settle, settle_pools};
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::host::HostBlock;
 use crate::engine::lasting::describe_gone;
@@ -132,7 +132,7 @@ pub fn with_room<T>(
         return Ok(first?);
     }
     if finish_releases(session, shared) && !session.has_work_in_flight(&shared.gpu) {
-        session.objects.pools.settle(&shared.gpu, |_| 0);
+        settle(session, shared, |_| 0);
         let again = attempt(session);
         if again.is_ok() || !session.account.is_leaving() && !standby_gives {
             session.flow.short_since = None;

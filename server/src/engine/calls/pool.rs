@@ -1,5 +1,7 @@
 //! Memory pools and stream-ordered allocation.
 
+pub mod divided;
+
 use super::reply::{Reply, number};
 use crate::engine::base::account::Memory;
 use crate::engine::base::call::Call;
@@ -10,7 +12,9 @@ use crate::engine::calls::capture::{captured_graph, is_capturing};
 use crate::engine::calls::memory::with_room;
 use crate::engine::calls::virtual_memory;
 use crate::engine::calls::virtual_memory::accesses_behind;
+use crate::engine::lasting::pools::{describe_chunk_end, describe_pool, describe_pool_end};
 use crate::engine::objects::pools;
+use crate::engine::objects::pools::Pool;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
@@ -22,11 +26,13 @@ use zerocopy::IntoBytes;
 /// How long a trim waits until the session's work completes.
 const SETTLING: Duration = Duration::from_micros(500);
 
+/// First of the three attributes `CU_MEMPOOL_ATTR_REUSE_*`.
+const FIRST_REUSE: u32 = CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES;
+
 /// `cuMemPoolCreate`.
 pub fn pool_create(session: &mut Session, shared: &Shared, body: PoolCreate) -> Reply {
     let properties = virtual_memory::properties(shared, &body.properties)?;
     let device = shared.gpu.device(body.properties.location.id as u32)?;
-    device.make_current(&shared.gpu.driver)?;
     let properties = CUmemPoolProps {
         kind: properties.kind,
         handle_types: properties.requested_handle_types,
@@ -35,22 +41,15 @@ pub fn pool_create(session: &mut Session, shared: &Shared, body: PoolCreate) -> 
         usage: properties.usage,
         ..CUmemPoolProps::default()
     };
-    let mut raw = CUmemoryPool::NULL;
-    shared
-        .gpu
-        .driver
-        .memory
-        .pool_create(&mut raw, &properties)?;
-    if let Err(status) = session.objects.pools.add(
+    let pools = &mut session.objects.pools;
+    pools.create(
         &shared.gpu,
-        body.handle,
+        (body.handle, device.ordinal),
         &session.account,
-        raw,
-        device.ordinal,
-    ) {
-        let _ = shared.gpu.driver.memory.pool_destroy(raw);
-        return Err(status.into());
-    }
+        &properties,
+    )?;
+    pools.begin_marks(body.handle, &session.shared.description);
+    describe_pool(session, body.handle);
     Ok(Vec::new())
 }
 
@@ -62,6 +61,8 @@ pub fn pool_destroy(session: &mut Session, shared: &Shared, body: Object) -> Res
     shared.gpu.driver.memory.pool_destroy(pool.raw)?;
     let pool = session.objects.pools.pools.remove(body.object)?;
     session.objects.leaving.push(pool.into_kept());
+    session.objects.pools.note_end(body.object);
+    describe_pool_end(session, body.object);
     Ok(())
 }
 
@@ -79,11 +80,14 @@ pub fn pool_alloc(session: &mut Session, shared: &Shared, body: PoolAlloc) -> Re
     let Ok(pool) = session.objects.pools.pools.get(body.pool) else {
         return Err(CUDA_ERROR_INVALID_VALUE.into());
     };
-    let (pool, device) = (pool.raw, pool.device);
+    let (pool, device, is_divided) = (pool.raw, pool.device, pool.settings.is_some());
     session.objects.pools.has_room()?;
     let index = session.objects.streams.index(body.stream)?;
     if session.objects.streams.at(index)?.capturing {
         return pool_alloc_node(session, shared, &body, pool, device);
+    }
+    if is_divided {
+        return divided::alloc(session, shared, &body, index);
     }
     let charge = with_room(
         session,
@@ -157,6 +161,15 @@ fn pool_alloc_node(
 /// `cuMemFreeAsync` of memory from a pool. In a stream that captures, the driver makes it a node of the graph, and
 /// the memory is freed when the graph is launched.
 pub fn pool_free(session: &mut Session, shared: &Shared, body: PoolFree) -> Result<(), CallError> {
+    let index = session.objects.streams.index(body.stream)?;
+    let is_captured = session.objects.streams.at(index)?.capturing;
+    if session.objects.pools.is_divided(body.address) {
+        // In a capture, only memory of graphs can be freed.
+        return match is_captured {
+            true => Err(CUDA_ERROR_INVALID_VALUE.into()),
+            false => divided::free(session, shared, &body, index),
+        };
+    }
     let pooled = session.objects.pools.device_of(body.address).is_some();
     if !pooled && !session.objects.graphs.memory.begins(body.address) {
         return Err(CUDA_ERROR_INVALID_VALUE.into());
@@ -194,15 +207,21 @@ pub fn pool_get_attribute(session: &mut Session, shared: &Shared, body: PoolAttr
         .driver
         .memory
         .pool_get_attribute(pool, body.attribute, &mut value)?;
-    Ok(number(value))
+    let divided = session.objects.pools.divided(body.pool);
+    let own = divided.map_or(0, |memory| memory.attribute(body.attribute));
+    Ok(number(value + own))
 }
 
 /// `cuMemPoolSetAttribute`.
 pub fn pool_set_attribute(session: &mut Session, shared: &Shared, body: PoolAttribute) -> Reply {
     let pool = pool(session, shared, body.pool)?;
+    let is_divided = session.objects.pools.divided(body.pool).is_some();
     if body.attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD {
-        pools::set_threshold(&shared.gpu, pool, body.value)?;
+        if !is_divided {
+            pools::set_threshold(&shared.gpu, pool, body.value)?;
+        }
         session.objects.pools.note_threshold(body.pool, body.value);
+        describe_pool(session, body.pool);
         return Ok(Vec::new());
     }
     let mut value = body.value;
@@ -211,6 +230,15 @@ pub fn pool_set_attribute(session: &mut Session, shared: &Shared, body: PoolAttr
         .driver
         .memory
         .pool_set_attribute(pool, body.attribute, &mut value)?;
+    let pools = &mut session.objects.pools;
+    if let Some(at) = body.attribute.checked_sub(FIRST_REUSE).filter(|at| *at < 3) {
+        if let Some(settings) = &mut pools.pools.get_mut(body.pool)?.settings {
+            settings.reuse[at as usize] = body.value;
+        }
+        describe_pool(session, body.pool);
+    } else {
+        pools.reset_highest(body.pool, body.attribute, &session.shared.description);
+    }
     Ok(Vec::new())
 }
 
@@ -222,12 +250,9 @@ pub fn pool_set_access(
 ) -> Reply {
     let Call { body, message } = call;
     let accesses = accesses_behind::<PoolAccess>(shared, message, body.count)?;
-    let pool = pool(session, shared, body.pool)?;
-    shared
-        .gpu
-        .driver
-        .memory
-        .pool_set_access(pool, accesses.as_ptr(), accesses.len())?;
+    let pools = &mut session.objects.pools;
+    pools.set_access(&shared.gpu, body.pool, &accesses)?;
+    describe_pool(session, body.pool);
     Ok(Vec::new())
 }
 
@@ -262,21 +287,27 @@ pub fn settle_pools(session: &mut Session, shared: &Shared) {
         }
         std::hint::spin_loop();
     }
-    session
-        .objects
-        .pools
-        .settle(&shared.gpu, |pool| pool.threshold);
+    settle(session, shared, |pool| pool.threshold);
+}
+
+/// Returns memory of each pool to the driver until at most `keep` bytes are left. None of the session's work may be in flight.
+pub fn settle(session: &mut Session, shared: &Shared, keep: impl Fn(&Pool) -> u64) {
+    let pools = &mut session.objects.pools;
+    pools.settle(&shared.gpu, &keep);
+    for chunk in pools.take_surplus(&keep) {
+        describe_chunk_end(session, &chunk);
+        shared.gpu.free_chunk(chunk);
+    }
 }
 
 /// Makes the pools of an idle session return memory beyond their release thresholds to the driver.
 pub fn trim_pools(session: &mut Session, shared: &Shared) {
     if session.objects.pools.is_untrimmed() && !session.has_work_in_flight(&shared.gpu) {
         session.objects.pools.take_untrimmed();
-        session.synchronize_idle(&shared.gpu);
-        session
-            .objects
-            .pools
-            .settle(&shared.gpu, |pool| pool.threshold.max(pools::KEPT));
+        if session.objects.pools.has_pools_of_driver() {
+            session.synchronize_idle(&shared.gpu);
+        }
+        settle(session, shared, |pool| pool.threshold.max(pools::KEPT));
     }
 }
 
@@ -288,7 +319,9 @@ pub fn pool_trim(session: &mut Session, shared: &Shared, body: PoolAttribute) ->
     while session.has_work_in_flight(&shared.gpu) && began.elapsed() < SETTLING {
         std::hint::spin_loop();
     }
-    session.synchronize_idle(&shared.gpu);
+    if session.objects.pools.has_pools_of_driver() {
+        session.synchronize_idle(&shared.gpu);
+    }
     let pool = pool(session, shared, body.pool)?;
     shared
         .gpu
@@ -296,10 +329,11 @@ pub fn pool_trim(session: &mut Session, shared: &Shared, body: PoolAttribute) ->
         .memory
         .pool_trim_to(pool, body.value as usize)?;
     if !session.has_work_in_flight(&shared.gpu) {
-        session
-            .objects
-            .pools
-            .settle(&shared.gpu, |pool| pool.threshold.max(pools::KEPT));
+        let raw = session.objects.pools.pools.get(body.pool)?.raw;
+        settle(session, shared, |pool| match pool.raw == raw {
+            true if pool.settings.is_some() => body.value,
+            _ => pool.threshold.max(pools::KEPT),
+        });
     }
     Ok(Vec::new())
 }
@@ -326,6 +360,8 @@ mod tests {
             max_size: 0,
             properties: Properties {
                 location,
+                // Otherwise the server divides its memory.
+                handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                 ..Properties::default()
             },
         }

@@ -753,7 +753,7 @@ impl Device {
             Ok(()) => Ok(self.granted(handle, (start, len), charge)),
             Err(status) => {
                 self.give_back(driver, start, len)?;
-                self.short.store(true, Ordering::Relaxed);
+                self.note_short();
                 Err(status)
             }
         }
@@ -885,12 +885,49 @@ impl Device {
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` or driver errors.
     pub fn refill(&self, driver: &Driver, grant: &Grant) -> Result<(), CUresult> {
-        self.make_current(driver)?;
-        let mut handle = CUmemGenericAllocationHandle::NULL;
-        driver.mem_create(&mut handle, grant.len as usize, &self.properties(), 0)?;
-        self.map(driver, handle, (grant.start, grant.len))?;
+        let handle = self.fill(driver, (grant.start, grant.len))?;
         grant.handle.store(handle.0, Ordering::Release);
         Ok(())
+    }
+
+    /// Maps new physical memory, which can be exported, at reserved addresses, with access for this device.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` or driver errors.
+    pub fn fill(
+        &self,
+        driver: &Driver,
+        (start, len): (u64, u64),
+    ) -> Result<CUmemGenericAllocationHandle, CUresult> {
+        self.make_current(driver)?;
+        let mut handle = CUmemGenericAllocationHandle::NULL;
+        driver.mem_create(&mut handle, len as usize, &self.properties(), 0)?;
+        self.map(driver, handle, (start, len))?;
+        Ok(handle)
+    }
+
+    /// As [`Device::fill`], with exported physical memory.
+    ///
+    /// # Errors
+    /// Driver errors.
+    pub fn fill_with(
+        &self,
+        driver: &Driver,
+        range: (u64, u64),
+        memory: OwnedFd,
+    ) -> Result<CUmemGenericAllocationHandle, CUresult> {
+        self.make_current(driver)?;
+        let mut handle = CUmemGenericAllocationHandle::NULL;
+        let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let descriptor = memory.as_raw_fd() as usize;
+        driver.memory.mem_import(&mut handle, descriptor, kind)?;
+        self.map(driver, handle, range)?;
+        Ok(handle)
+    }
+
+    /// Notes that the driver ran out of memory for an allocation.
+    pub fn note_short(&self) {
+        self.short.store(true, Ordering::Relaxed);
     }
 
     /// A grant of an earlier server whose content is in host memory: its addresses are taken.

@@ -15,6 +15,7 @@ pub mod managed_image;
 pub mod moved;
 pub mod open;
 pub mod partition;
+pub mod pool_memory;
 pub mod reserve;
 pub mod spare;
 pub mod system_scope;

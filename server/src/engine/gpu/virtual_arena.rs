@@ -1,4 +1,4 @@
-//! Addresses of programs' reservations (`cuMemAddressReserve`).
+//! Addresses of programs' reservations (`cuMemAddressReserve`), and of the memory of pools.
 
 use crate::engine::base::driver::Driver;
 use crate::engine::base::ranges::RangeAllocator;
@@ -10,7 +10,10 @@ const LEAST_ARENA: u64 = 64 << 30;
 
 /// The address range for programs' reservations.
 #[derive(Debug)]
-pub struct VirtualArena(Mutex<RangeAllocator>);
+pub struct VirtualArena {
+    ranges: Mutex<RangeAllocator>,
+    is_empty: bool,
+}
 
 impl VirtualArena {
     /// Reserves the addresses with the driver, fewer if it refuses; initially all are free.
@@ -36,15 +39,19 @@ impl VirtualArena {
                 break;
             }
         }
-        VirtualArena(Mutex::new(RangeAllocator::new(
-            VIRTUAL_ARENA,
-            len,
-            VIRTUAL_UNIT,
-        )))
+        VirtualArena {
+            ranges: Mutex::new(RangeAllocator::new(VIRTUAL_ARENA, len, VIRTUAL_UNIT)),
+            is_empty: len == 0,
+        }
+    }
+
+    /// Whether the driver has given it no addresses.
+    pub fn is_empty(&self) -> bool {
+        self.is_empty
     }
 
     /// The allocator of the addresses.
     pub fn lock(&self) -> MutexGuard<'_, RangeAllocator> {
-        self.0.lock()
+        self.ranges.lock()
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod memory;
 pub mod messages;
+pub mod pools;
 pub mod times;
 pub mod virtual_memory;
 

@@ -465,6 +465,7 @@ mod kinds {
     pub use crate::engine::calls::{Makes, Sets};
     pub use crate::engine::lasting::memory::{Host, Memory};
     pub use crate::engine::lasting::messages::{Client, Leaves};
+    pub use crate::engine::lasting::pools::{Pool, PoolMemory};
     pub use crate::engine::lasting::times::Time;
     pub use crate::engine::lasting::virtual_memory::{
         Access, Mapping, Physical, Released, Reservation,

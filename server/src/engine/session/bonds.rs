@@ -101,7 +101,7 @@ impl Objects {
         match to {
             NextServer => both
                 .with(graphs.bonds(), true)
-                .with(Bonds::POOLS, !pools.is_untouched())
+                .with(pools.bonds(), true)
                 .with(Bonds::SHARED, !sharing.is_untouched())
                 .with(Bonds::PARTITIONS, !resources.is_empty())
                 .with(Bonds::REGISTERED, !files.is_empty())

@@ -291,10 +291,13 @@ impl Session {
             if mpsshim_proto::arena::is_host(address) {
                 return self.check_reachable(address, len);
             }
+            if self.objects.pools.contains(address, len) {
+                return Ok(());
+            }
             if mpsshim_proto::arena::is_virtual(address) {
                 return self.check_mapped(address, len);
             }
-            if self.objects.pools.contains(address, len) || self.is_file(address, len) {
+            if self.is_file(address, len) {
                 return Ok(());
             }
             let global = self.objects.globals.range(..=address).next_back();

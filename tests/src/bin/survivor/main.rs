@@ -16,6 +16,8 @@
 //! - `replay`: launches instances of graphs, looks whether they do what they should, and changes them; `replayed N` with the
 //!   number of times;
 //! - `loop`: the same with graphs that have conditional nodes; `looped N`;
+//! - `pool`: looks whether pools, their settings and what was allocated from them are what they were, and changes them;
+//!   `pooled N` with the number of times;
 //! - `count`: looks whether variables of an image hold what they held after the last time, then has kernels count in them and
 //!   copies to one; `counted N` with the number of kernels that have counted. `count 1`: by a graph from now on;
 //! - `link`: leaves the address of a variable in another one; `linked`;
@@ -33,6 +35,7 @@
 mod graphs;
 mod infer;
 mod loops;
+mod pools;
 mod remains;
 mod sparse;
 
@@ -42,6 +45,7 @@ use loops::Loops;
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use mpsshim_tests::peer::{PTX, asserting_ptx, new_ptx, variables_ptx};
+use pools::Pools;
 use sparse::Sparse;
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
@@ -501,6 +505,7 @@ fn run() -> Status<bool> {
     let mut graphs: Option<Graphs> = None;
     let mut loops: Option<Loops> = None;
     let mut infer: Option<Infer> = None;
+    let mut pools: Option<Pools> = None;
     say("started");
     for line in io::stdin().lock().lines() {
         let line = line.unwrap_or_default();
@@ -590,6 +595,17 @@ fn run() -> Status<bool> {
                 };
                 loops = Some(own);
                 say(&format!("looped {round}"));
+            }
+            "pool" => {
+                let mut own = match pools.take() {
+                    Some(own) => own,
+                    None => Pools::new(state.streams[1])?,
+                };
+                let Some(round) = own.round()? else {
+                    return Ok(false);
+                };
+                pools = Some(own);
+                say(&format!("pooled {round}"));
             }
             "infer" => {
                 let mut own = match infer.take() {
