@@ -2,7 +2,7 @@
 """Clients for outlive.py that are driven by requests: a line on standard input is one, the answer is `ok` or what is wrong.
 
     outlive_clients.py torch|torch-graph|torch-train|torch-times|cupy|jax|jax-train
-    outlive_clients.py language|convolutions|fft|jax-scan|triton|compiled|dynamics|products
+    outlive_clients.py language|convolutions|fft|jax-scan|triton|compiled|dynamics|pools|products
 """
 import os
 import sys
@@ -323,6 +323,20 @@ def with_dynamics():
     return request
 
 
+def with_pools():
+    """Sums and transforms whose memory comes from the device's memory pool, and some that lasts in it."""
+    import cupy
+    cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
+    lasting = [cupy.arange(1 << 18, dtype=cupy.float32) * at for at in range(8)]
+
+    def request():
+        found = [cupy.sqrt(one + 1) for one in lasting]
+        total = sum((one * one).sum() for one in found)
+        lasting.append(lasting.pop(0) + 0)
+        return float(total)
+    return request
+
+
 def with_products():
     import torch
     torch.manual_seed(1)
@@ -339,7 +353,8 @@ def with_products():
 def main():
     request = {
         "language": with_language, "convolutions": with_convolutions, "fft": with_fft, "jax-scan": with_jax_scan,
-        "triton": with_triton, "compiled": with_compiled, "dynamics": with_dynamics, "products": with_products,
+        "triton": with_triton, "compiled": with_compiled, "dynamics": with_dynamics, "pools": with_pools,
+        "products": with_products,
         "torch": with_torch, "torch-graph": with_torch_graph, "torch-train": with_torch_train,
         "torch-times": with_torch_times, "cupy": with_cupy, "jax": with_jax, "jax-train": with_jax_train,
     }[sys.argv[1]]()

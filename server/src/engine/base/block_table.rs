@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn another_process_finds_the_allocations_and_the_marks() {
-        let description = Description::new().expect("a description");
+        let description = Description::new(mpsshim_proto::wire::OWN).expect("a description");
         let table = description.blocks();
         let mut free = FreeEntries::default();
         let entries = [(); 3].map(|()| free.take().expect("an entry"));
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!((0..).map_while(|_: u32| free.take()).count(), ENTRIES);
         free.give_back(5);
         assert_eq!([free.take(), free.take()], [Some(5), None]);
-        let description = Description::new().expect("a description");
+        let description = Description::new(mpsshim_proto::wire::OWN).expect("a description");
         description.blocks().set(ENTRIES as u32, 1, 1);
         assert!(description.blocks().allocations().0.is_empty());
     }

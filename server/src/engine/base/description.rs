@@ -135,7 +135,7 @@ impl Record {
 }
 
 /// Version of the header's layout and meaning.
-const LAYOUT: u64 = 2;
+const LAYOUT: u64 = 3;
 
 /// The formats of sessions that this release restores, its own first: one for each wire that their clients may speak.
 pub const FORMATS: [u64; wire::SPOKEN.len()] = {
