@@ -153,10 +153,14 @@ class Rounds:
         self.thread.join()
 
 
+def start(system, processes, options, names):
+    """Clients of these names, started at the same time."""
+    with concurrent.futures.ThreadPoolExecutor(max(1, len(names))) as pool:
+        return list(pool.map(lambda name: Client(name, system, processes, options.build), names))
+
+
 def start_all(system, processes, options):
-    names = options.clients.split(",")
-    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
-        clients = list(pool.map(lambda name: Client(name, system, processes, options.build), names))
+    clients = start(system, processes, options, options.clients.split(","))
     ask_all(clients)
     return clients
 
@@ -191,62 +195,64 @@ def drill(system, processes, options):
         look_at_bonds(system, rounds, 5)
     chance = random.Random(options.seed)
     deadline = time.monotonic() + options.seconds
-    rows = []
-    kinds = (("fault of another program", options.faults), ("kill -9 of the server", options.kills),
-             ("restart_server under load", options.restarts))
+    counts = {"fault of another program": options.faults, "kill -9 of the server": options.kills,
+              "restart_server under load": options.restarts}
+    # In turn, so that each kind has its share if the time is short.
+    turns = [what for at in range(max(counts.values())) for what, count in counts.items() if at < count]
+    found = {what: [0, {}, [], []] for what in counts}
     try:
-        for what, count in kinds:
-            done, lost, pauses, wrong = 0, {}, [], []
-            while done < count and time.monotonic() < deadline:
-                faulty = None
-                if what.startswith("fault"):
-                    faulty = Client("survivor", system, processes, options.build)
-                    faulty.ask()
-                servers = parse_pids(system.command("get_server_list"))
-                time.sleep(chance.uniform(1, 2))
-                for one in rounds:
-                    one.usual, one.slowest = max(one.usual, one.slowest), 0.0
-                begun = [one.begun for one in rounds]
-                said = ""
-                if faulty:
-                    faulty.ask("stray")
-                elif what.startswith("kill"):
-                    os.kill(servers[-1], signal.SIGKILL)
-                was_idle = [one.is_idle_since(before) for one, before in zip(rounds, begun)]
-                if faulty:
-                    processes.end(faulty.process)
-                elif what.startswith("restart"):
-                    said = restart(system)
-                if said:
-                    print(f"{what} {done + 1}: {said}", file=sys.stderr)
-                    lost["not moved"] = lost.get("not moved", 0) + 1
-                done += 1
-                # Each client makes a round that began after it.
-                time.sleep(options.thought + 3)
-                survived = [one.slowest - one.usual for one in rounds if one.answer.startswith("ok")]
-                if survived:
-                    pauses.append(max(0.0, *survived))
-                # A round that waited for the next server is not a usual one.
-                for one in rounds:
-                    one.slowest = 0.0
-                for at, one in enumerate(rounds):
-                    if one.answer.startswith("ok"):
-                        continue
-                    when = "between rounds" if was_idle[at] else "in a round"
-                    if one.answer.startswith("wrong"):
-                        wrong.append(f"{one.client.name}: {one.answer}")
-                    print(f"{what} {done}: {one.client.name}, {when}: {one.answer[:160]}", file=sys.stderr)
-                    lost[f"{one.client.name} {when}"] = lost.get(f"{one.client.name} {when}", 0) + 1
-                    one.end()
-                    processes.end(one.client.process)
-                    client = Client(one.client.name, system, processes, options.build)
-                    rounds[at] = Rounds(client, len(rounds) + done, options.thought)
-            rows.append((what, done, lost, pauses, wrong))
+        for what in turns:
+            if time.monotonic() >= deadline:
+                break
+            _, lost, pauses, wrong = found[what]
+            faulty = None
+            if what.startswith("fault"):
+                faulty = Client("survivor", system, processes, options.build)
+                faulty.ask()
+            servers = parse_pids(system.command("get_server_list"))
+            time.sleep(chance.uniform(1, 2))
+            for one in rounds:
+                one.usual, one.slowest = max(one.usual, one.slowest), 0.0
+            begun = [one.begun for one in rounds]
+            said = ""
+            if faulty:
+                faulty.ask("stray")
+            elif what.startswith("kill"):
+                os.kill(servers[-1], signal.SIGKILL)
+            was_idle = [one.is_idle_since(before) for one, before in zip(rounds, begun)]
+            if faulty:
+                processes.end(faulty.process)
+            elif what.startswith("restart"):
+                said = restart(system)
+            if said:
+                print(f"{what} {found[what][0] + 1}: {said}", file=sys.stderr)
+                lost["not moved"] = lost.get("not moved", 0) + 1
+            found[what][0] += 1
+            # Each client makes a round that began after it.
+            time.sleep(options.thought + 3)
+            survived = [one.slowest - one.usual for one in rounds if one.answer.startswith("ok")]
+            if survived:
+                pauses.append(max(0.0, *survived))
+            # A round that waited for the next server is not a usual one.
+            for one in rounds:
+                one.slowest = 0.0
+            gone = [at for at, one in enumerate(rounds) if not one.answer.startswith("ok")]
+            for at in gone:
+                one = rounds[at]
+                when = "between rounds" if was_idle[at] else "in a round"
+                if one.answer.startswith("wrong"):
+                    wrong.append(f"{one.client.name}: {one.answer}")
+                print(f"{what} {found[what][0]}: {one.client.name}, {when}: {one.answer[:160]}", file=sys.stderr)
+                lost[f"{one.client.name} {when}"] = lost.get(f"{one.client.name} {when}", 0) + 1
+                one.end()
+                processes.end(one.client.process)
+            for at, client in zip(gone, start(system, processes, options, [rounds[at].client.name for at in gone])):
+                rounds[at] = Rounds(client, len(rounds) + sum(row[0] for row in found.values()), options.thought)
     finally:
         for one in rounds:
             one.end()
             processes.end(one.client.process)
-    return rows
+    return [(what, *row) for what, row in found.items()]
 
 
 def run(system, processes, options):

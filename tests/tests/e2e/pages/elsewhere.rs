@@ -41,6 +41,13 @@ pub type Row = (&'static str, &'static str, Way);
 /// left in its blocks, or a line below it for what begins so there; what becomes of it.
 pub const ELSEWHERE: &[Row] = &[
     (
+        "docs/upgrade.md",
+        "install -D mpsshim-0.1.0/bin/mps-server /usr/lib/mpsshim/earlier/0.1.0/mps-server",
+        Test(
+            "e2e/releases.rs::a_client_of_another_release_gets_a_server_that_the_package_has_left",
+        ),
+    ),
+    (
         "docs/interface-v3.md",
         "## A file of servers",
         Test("e2e/server_file.rs::a_file_is_applied_to_a_running_daemon"),
