@@ -383,11 +383,35 @@ fn the_debian_package_installs_upgrades_and_goes() {
     assert!(
         upgraded
             .err
-            .contains(&format!("daemon of version {version} still has clients")),
+            .contains(&format!("keep the daemon and server of version {version}")),
         "{}",
         upgraded.err
     );
     assert_eq!(container.does("mps-control ps | wc -l").trim(), "2");
+    // Programs that start now are served, and the program that runs moves to the new server.
+    is_used(&container, library);
+    let moved = container.does("mps-control restart_server $(mps-control get_server_list)");
+    assert_eq!(moved.lines().count(), 1, "{moved}");
+    assert_eq!(container.does("mps-control ps | wc -l").trim(), "2");
+    // The server of the version before is kept for programs with its library, and so are the two before that one.
+    let kept = |what: &str| {
+        let list = container.does("ls /usr/lib/mpsshim/earlier");
+        assert_eq!(list.split_whitespace().collect::<Vec<_>>().join(" "), what);
+    };
+    kept(version);
+    container.does(&format!(
+        "/usr/lib/mpsshim/earlier/{version}/mps-server --version | grep -q {version}"
+    ));
+    for next in ["b", "c", "d"] {
+        container.does(&format!(
+            "sed -i 's/^Version: .*/Version: {version}+{next}/' /tmp/next/DEBIAN/control
+             dpkg-deb --build /tmp/next /tmp/next.deb >/dev/null
+             touch -d '1 hour ago' /usr/lib/mpsshim/earlier/*
+             dpkg --force-downgrade --install /tmp/next.deb >/dev/null 2>&1"
+        ));
+    }
+    let latest = ["+b", "+c", "+next"].map(|of| format!("{version}{of}"));
+    kept(&latest.join(" "));
     container.does("mps-control quit -t 0");
     container.does(&format!(
         "grep -q '^{setting}' /etc/mpsshim/config.toml; {SOFTGPU}; mps-control -d"
