@@ -23,8 +23,9 @@ use strum::VariantNames;
 /// Version of these messages, raised with any change to them.
 ///
 /// Daemon and server may be of different releases. Messages and their fields are therefore only added: a field that is added
-/// has a default, and a message that the other side does not know is ignored. A change of any other kind raises
-/// [`OLDEST_LINK`] too.
+/// has a default, and a message that the other side does not know is ignored. The same holds for the command line of
+/// `mps-server`: a new option is given only to an executable whose link is recent enough. A change of any other kind
+/// raises [`OLDEST_LINK`] too.
 pub const LINK_VERSION: u32 = 19;
 /// The oldest version of the other side with which these messages work.
 pub const OLDEST_LINK: u32 = 19;
@@ -350,6 +351,9 @@ pub enum Order {
     MoveMemory(MoveMemory),
 }
 
+/// A packet, and the descriptor that came with it.
+type Received = (Vec<u8>, Option<Stranger>);
+
 /// One end of the link.
 #[derive(Debug)]
 pub struct Link {
@@ -418,7 +422,7 @@ impl Link {
         }
     }
 
-    fn receive_packet(&self) -> Result<Option<(Vec<u8>, Option<Stranger>)>, LinkError> {
+    fn receive_packet(&self) -> Result<Option<Received>, LinkError> {
         let mut buffer = vec![0; PACKET_LIMIT];
         let mut packet = seqpacket::receive_with_descriptor(self.as_fd(), &mut buffer, self.uid);
         // A peer that dies with packets unread causes one `ECONNRESET`; packets that it sent before can still be read.

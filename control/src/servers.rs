@@ -231,6 +231,13 @@ impl Servers {
             let reason = "this daemon does not run as root and serves its own user only";
             return refuse(&client, CUDA_ERROR_MPS_SERVER_NOT_READY, reason);
         }
+        let wire = client.hello.wire();
+        if self.orphans_until.is_none()
+            && !self.running.iter().any(|server| server.speaks(wire))
+            && let Err(why) = self.executable_for(Some(wire))
+        {
+            return refuse(&client, CUDA_ERROR_MPS_CONNECTION_FAILED, &why);
+        }
         let owner = match gate.map(|gate| self.owner_at_gate(gate, uid)) {
             None => self.launcher.owner(uid, Some(client.who.gid)),
             Some(Ok((owner, namespace))) => {

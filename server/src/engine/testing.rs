@@ -40,6 +40,7 @@ use mpsshim_model::policy::{LAUNCH_RUN, MarkKind};
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::graph::{CaptureBegin, GraphCreate, GraphNode};
+use mpsshim_proto::message::memory::{Location, PoolCreate, Properties};
 use mpsshim_proto::message::{
     CopyInline, EventCreate, GetFunction, HostAlloc, ImageLoad, MemGrant, Op, StreamCreate,
 };
@@ -554,6 +555,24 @@ impl Fixture {
     pub fn new_handle(&mut self, kind: Kind) -> u64 {
         self.made += 1;
         Handle::new(kind, 1, self.made).0
+    }
+
+    /// Creates a plain memory pool of at most `max_size` bytes on the first device; 0: as the driver allows.
+    pub fn pool(&mut self, max_size: u64) -> u64 {
+        let body = PoolCreate {
+            handle: self.new_handle(Kind::MemPool),
+            max_size,
+            properties: Properties {
+                kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+                location: Location {
+                    kind: CU_MEM_LOCATION_TYPE_DEVICE,
+                    id: 0,
+                },
+                ..Properties::default()
+            },
+        };
+        assert_eq!(self.status(Op::PoolCreate, &body, &[]), CUDA_SUCCESS);
+        body.handle
     }
 
     /// Creates a stream.

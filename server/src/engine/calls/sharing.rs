@@ -472,7 +472,7 @@ mod tests {
         FAULT, Fixture, Function, counts, obeys, obeys_with_handle, others, sealed,
     };
     use mpsshim_proto::handle::Kind;
-    use mpsshim_proto::message::memory::{Location, Opaque, PoolCreate, Properties};
+    use mpsshim_proto::message::memory::Opaque;
     use mpsshim_proto::message::{Copy, CopyInline, MemGrant, Op, Side};
     use std::fs::File;
     use std::os::fd::IntoRawFd;
@@ -495,22 +495,6 @@ mod tests {
             ..IpcOpen::default()
         };
         (open, grant, sharing)
-    }
-
-    fn pool(test: &mut Fixture) -> u64 {
-        let body = PoolCreate {
-            handle: test.new_handle(Kind::MemPool),
-            max_size: 0,
-            properties: Properties {
-                location: Location {
-                    kind: CU_MEM_LOCATION_TYPE_DEVICE,
-                    id: 0,
-                },
-                ..Properties::default()
-            },
-        };
-        assert_eq!(test.status(Op::PoolCreate, &body, &[]), CUDA_SUCCESS);
-        body.handle
     }
 
     #[test]
@@ -624,7 +608,7 @@ mod tests {
             ("cuMemPoolExportToShareableHandle", exports as Function),
             ("cuMemGetHandleForAddressRange", exports as Function),
         ]);
-        let (pool, address) = (pool(&mut test), test.memory(UNIT));
+        let (pool, address) = (test.pool(0), test.memory(UNIT));
         let export = |handle, kind| PhysicalExport {
             handle,
             flags: 0,
@@ -742,7 +726,7 @@ mod tests {
             ("cuMemFreeAsync", counts as Function),
         ]);
         let body = PoolImportPointer {
-            pool: pool(&mut test),
+            pool: test.pool(0),
             data: Opaque::default(),
         };
         for pool in others(body.pool) {
@@ -769,7 +753,7 @@ mod tests {
             ("cuMemPoolExportPointer", obeys as Function),
         ]);
         let body = PoolImportPointer {
-            pool: pool(&mut test),
+            pool: test.pool(0),
             data: Opaque::default(),
         };
         let start: u64 = test.reply(Op::PoolImportPointer, &body, &[]).expect("it");

@@ -184,9 +184,8 @@ mod tests {
     use crate::engine::testing::{Fixture, Function, records, sealed};
     use crate::keeper::Name;
     use mpsshim_proto::arena::{VIRTUAL_ARENA, VIRTUAL_UNIT as UNIT};
-    use mpsshim_proto::handle::Kind as HandleKind;
     use mpsshim_proto::message::memory::{
-        Access, Location, PoolAccess, PoolAlloc, PoolAttribute, PoolCreate, PoolFree, Properties,
+        Access, Location, PoolAccess, PoolAlloc, PoolAttribute, PoolFree,
     };
     use mpsshim_proto::message::{Op, Range};
     use zerocopy::IntoBytes;
@@ -251,20 +250,7 @@ mod tests {
     /// A session with a pool of 8 units at most, without anything that its server would lose.
     fn described(test: &mut Fixture) -> u64 {
         test.session.lasting.kept = true;
-        let body = PoolCreate {
-            handle: test.new_handle(HandleKind::MemPool),
-            max_size: 8 * UNIT,
-            properties: Properties {
-                kind: CU_MEM_ALLOCATION_TYPE_PINNED,
-                location: Location {
-                    kind: CU_MEM_LOCATION_TYPE_DEVICE,
-                    id: 0,
-                },
-                ..Properties::default()
-            },
-        };
-        assert_eq!(test.status(Op::PoolCreate, &body, &[]), CUDA_SUCCESS);
-        body.handle
+        test.pool(8 * UNIT)
     }
 
     fn records_of(test: &Fixture) -> Vec<Record> {

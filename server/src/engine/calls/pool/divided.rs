@@ -135,29 +135,8 @@ mod tests {
     };
     use mpsshim_proto::arena::{VIRTUAL_ARENA, VIRTUAL_UNIT as UNIT};
     use mpsshim_proto::handle::Kind;
-    use mpsshim_proto::message::memory::{Location, PoolAttribute, PoolCreate, Properties};
+    use mpsshim_proto::message::memory::PoolAttribute;
     use mpsshim_proto::message::{Mark, Memset, Object, Op, StreamCreate};
-
-    /// A plain pool of at most `max_size` bytes.
-    fn pool_of(test: &mut Fixture, max_size: u64) -> u64 {
-        let body = PoolCreate {
-            handle: test.new_handle(Kind::MemPool),
-            max_size,
-            properties: Properties {
-                location: Location {
-                    kind: CU_MEM_LOCATION_TYPE_DEVICE,
-                    id: 0,
-                },
-                ..Properties::default()
-            },
-        };
-        assert_eq!(test.status(Op::PoolCreate, &body, &[]), CUDA_SUCCESS);
-        body.handle
-    }
-
-    fn pool(test: &mut Fixture) -> u64 {
-        pool_of(test, 0)
-    }
 
     fn get(test: &mut Fixture, pool: u64, len: u64, stream: u64) -> Result<u64, CUresult> {
         let body = PoolAlloc { pool, len, stream };
@@ -221,7 +200,7 @@ mod tests {
             ("cuMemSetAccess", counts as Function),
             ("cuStreamWriteValue32_v2", counts as Function),
         ]);
-        let (pool, stream) = (pool(&mut test), test.stream());
+        let (pool, stream) = (test.pool(0), test.stream());
         test.calls();
         let first = get(&mut test, pool, 1000, stream).expect("memory");
         assert_eq!((first, test.calls()), (VIRTUAL_ARENA, 1));
@@ -249,7 +228,7 @@ mod tests {
     #[test]
     fn another_stream_gets_memory_when_the_work_before_its_free_is_complete() {
         let mut test = Fixture::new(&DRIVER);
-        let pool = pool(&mut test);
+        let pool = test.pool(0);
         let [one, other] = [(); 2].map(|()| test.stream());
         let address = get(&mut test, pool, UNIT, one).expect("memory");
         // More, which a busy driver does not give.
@@ -279,7 +258,7 @@ mod tests {
     #[test]
     fn a_pool_grows_by_small_steps_at_first_and_not_beyond_its_limits() {
         let mut test = Fixture::new(&DRIVER);
-        let (pool, stream) = (pool(&mut test), test.stream());
+        let (pool, stream) = (test.pool(0), test.stream());
         let mut steps = Vec::new();
         for _ in 0..130 {
             get(&mut test, pool, UNIT / 2 + 1, stream).expect("memory");
@@ -287,7 +266,7 @@ mod tests {
         }
         steps.dedup();
         assert_eq!(steps[..7], [1, 2, 4, 8, 16, 32, 48]);
-        let limited = pool_of(&mut test, 3 * UNIT);
+        let limited = test.pool(3 * UNIT);
         for _ in 0..3 {
             get(&mut test, limited, UNIT, stream).expect("within its limit");
         }
@@ -307,7 +286,7 @@ mod tests {
     #[test]
     fn memory_that_the_driver_refuses_is_not_counted() {
         let mut test = Fixture::new(&DRIVER);
-        let (pool, stream) = (pool(&mut test), test.stream());
+        let (pool, stream) = (test.pool(0), test.stream());
         test.orders(CUDA_ERROR_NOT_SUPPORTED);
         let refused = get(&mut test, pool, 1, stream);
         assert_eq!((refused, test.held()), (Err(CUDA_ERROR_NOT_SUPPORTED), 0));
@@ -325,7 +304,7 @@ mod tests {
             ("cuMemRelease", counts as Function),
             ("cuStreamWriteValue32_v2", writes as Function),
         ]);
-        let (pool, stream) = (pool(&mut test), test.stream());
+        let (pool, stream) = (test.pool(0), test.stream());
         let blocks = [(); 3].map(|()| get(&mut test, pool, 4 * UNIT, stream).expect("memory"));
         for address in [blocks[0], blocks[2]] {
             assert_eq!(give(&mut test, address, stream), CUDA_SUCCESS);
@@ -349,7 +328,7 @@ mod tests {
     #[test]
     fn a_free_in_the_default_stream_is_behind_the_work_of_all_blocking_streams() {
         let mut test = Fixture::new(&DRIVER);
-        let pool = pool(&mut test);
+        let pool = test.pool(0);
         let legacy = test.new_handle(Kind::Stream);
         let blocking = test.new_handle(Kind::Stream);
         for stream in [legacy, blocking] {
@@ -373,7 +352,7 @@ mod tests {
     #[test]
     fn memory_of_a_destroyed_pool_is_freed_after_its_last_allocation() {
         let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", writes as Function)]);
-        let (pool, stream) = (pool(&mut test), test.stream());
+        let (pool, stream) = (test.pool(0), test.stream());
         let address = get(&mut test, pool, 5000, stream).expect("memory");
         let object = Object { object: pool };
         assert_eq!(test.status(Op::PoolDestroy, &object, &[]), CUDA_SUCCESS);
@@ -394,7 +373,7 @@ mod tests {
     #[test]
     fn memory_is_freed_once_where_it_begins_and_in_no_capture() {
         let mut test = Fixture::new(&DRIVER);
-        let (pool, stream) = (pool(&mut test), test.stream());
+        let (pool, stream) = (test.pool(0), test.stream());
         let address = get(&mut test, pool, 5000, stream).expect("memory");
         for wrong in [0, address + 512, address + 5000] {
             let status = give(&mut test, wrong, stream);
