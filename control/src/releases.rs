@@ -25,8 +25,8 @@ use std::sync::Arc;
 const EARLIER: &str = "../lib/mpsshim/earlier";
 /// Executables that are kept open beside the installed one.
 const MOST_KEPT: usize = 8;
-/// Wires and formats that a server may name.
-const MOST_SPOKEN: usize = 64;
+/// Wires, and formats, that a server may name.
+const MOST_PROTOCOLS: usize = 64;
 
 /// The protocols of a server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,15 +40,17 @@ pub struct Spoken {
 }
 
 impl Spoken {
-    /// Those of this release, for an executable that names none.
-    fn own() -> Spoken {
+    /// Those of a server of this release that restores these formats.
+    pub fn of_this_release(formats: &[u64]) -> Spoken {
+        Spoken::new(env!("CARGO_PKG_VERSION"), wire::SPOKEN, formats)
+    }
+
+    fn new(version: &str, wires: &[Wire], formats: &[u64]) -> Spoken {
+        let wires = wires.iter().map(|wire| (wire.protocol, wire.fingerprint));
         Spoken {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            wires: wire::SPOKEN
-                .iter()
-                .map(|wire| (wire.protocol, wire.fingerprint))
-                .collect(),
-            formats: Vec::new(),
+            version: version.to_owned(),
+            wires: wires.collect(),
+            formats: formats.to_vec(),
         }
     }
 
@@ -70,27 +72,21 @@ impl Spoken {
     pub fn is_plausible(&self) -> bool {
         self.version.len() <= 64
             && !self.version.contains(char::is_control)
-            && self.wires.len() <= MOST_SPOKEN
-            && self.formats.len() <= MOST_SPOKEN
+            && self.wires.len() <= MOST_PROTOCOLS
+            && self.formats.len() <= MOST_PROTOCOLS
     }
 }
 
 impl Default for Spoken {
+    /// Those of this release, for an executable that names none.
     fn default() -> Spoken {
-        Spoken::own()
+        Spoken::of_this_release(&[])
     }
 }
 
 impl From<&ServerRelease> for Spoken {
     fn from(release: &ServerRelease) -> Spoken {
-        let wires = release.wires.iter();
-        Spoken {
-            version: release.version.clone(),
-            wires: wires
-                .map(|wire| (wire.protocol, wire.fingerprint))
-                .collect(),
-            formats: release.formats.clone(),
-        }
+        Spoken::new(&release.version, &release.wires, &release.formats)
     }
 }
 
@@ -128,7 +124,7 @@ impl Executable {
             .and_then(|(file, _)| elf::server_release(file));
         Executable {
             path: path.to_owned(),
-            spoken: release.as_ref().map_or_else(Spoken::own, Spoken::from),
+            spoken: release.as_ref().map(Spoken::from).unwrap_or_default(),
             link: release.as_ref().map(|release| Versions {
                 protocol: release.wires.first().map_or(0, |wire| wire.protocol),
                 link: release.link,
@@ -371,7 +367,7 @@ mod tests {
     fn sessions_are_restored_by_a_release_that_knows_their_format() {
         let spoken = |formats: &[u64]| Spoken {
             formats: formats.to_vec(),
-            ..Spoken::own()
+            ..Spoken::default()
         };
         assert!(spoken(&[2, 1]).restores(&spoken(&[1])));
         assert!(!spoken(&[2]).restores(&spoken(&[1, 2])));

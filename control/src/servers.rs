@@ -38,7 +38,7 @@ use mpsshim_api::cuda::{
     CUDA_ERROR_MPS_SERVER_NOT_READY, CUresult,
 };
 use mpsshim_model::device::DeviceInfo;
-use mpsshim_proto::handshake::{MAGIC_REFUSAL, WAIT_NOTICE};
+use mpsshim_proto::handshake::{MAGIC_REFUSAL, WAIT_NOTICE, Wire};
 pub use named::{Definition, NamedId, OwnLimits, Wanted, not_found};
 pub use namespaces::{Entrance, Path as NamespacePath};
 use quarantine::{Coming, Lacking, MOST_APART};
@@ -111,6 +111,11 @@ impl Waiting {
     /// Whether it is decided which server it needs.
     fn is_identified(&self) -> bool {
         matches!(self.identity, Sought::Found(_))
+    }
+
+    /// The wire of its library.
+    fn wire(&self) -> Wire {
+        self.client.hello.wire()
     }
 
     /// Its program, if known.
@@ -325,10 +330,11 @@ impl Servers {
         }
         let program = identity.program.as_ref();
         let needs = quarantine::needed(&self.quarantine, &self.running, (owner, program));
-        let wire = waiting.client.hello.wire();
-        let ready = self.running.iter().any(|server| {
-            server.serves(owner, needs) && server.speaks(wire) && server.state == State::Active
-        });
+        let wire = waiting.wire();
+        let ready = self
+            .running
+            .iter()
+            .any(|server| server.serves(owner, needs, Some(wire)) && server.state == State::Active);
         let what = if ready {
             "Server already exists"
         } else {
@@ -752,10 +758,8 @@ impl Servers {
             };
             let seeks = (waiting.owner, waiting.program());
             let needs = quarantine::needed(list, running, seeks);
-            let wire = waiting.client.hello.wire();
             let takes = |server: &&mut Server| {
-                server.serves(waiting.owner, needs)
-                    && server.speaks(wire)
+                server.serves(waiting.owner, needs, Some(waiting.wire()))
                     && server.state == State::Active
                     && !server.link_full
                     && server.has_room()
@@ -799,7 +803,7 @@ impl Servers {
         self.wanted.retain(|owner| {
             !running
                 .iter()
-                .any(|server| server.serves(*owner, None) && server.state != State::Stopping)
+                .any(|server| server.serves(*owner, None, None) && server.state != State::Stopping)
         });
     }
 

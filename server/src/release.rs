@@ -13,14 +13,7 @@ pub const NOTE: ServerNote = ServerNote::of(VERSION, (OLDEST_LINK, LINK_VERSION)
 
 /// The same, for the daemon that takes this server over.
 pub fn spoken() -> Spoken {
-    let wires = SPOKEN.iter();
-    Spoken {
-        version: VERSION.to_owned(),
-        wires: wires
-            .map(|wire| (wire.protocol, wire.fingerprint))
-            .collect(),
-        formats: FORMATS.to_vec(),
-    }
+    Spoken::of_this_release(&FORMATS)
 }
 
 /// Whether the note tells the truth.

@@ -15,7 +15,7 @@ impl Servers {
         let is_usual = |one: &&Server| match server.named {
             // Its user may have been changed, and its process of the former user be ending.
             Some(_) => one.named == server.named && one.quarantined.is_none(),
-            None => one.serves(server.owner(), None),
+            None => one.serves(server.owner(), None, None),
         };
         let working = |one: &&Server| !matches!(one.state, State::Stopping | State::Fault);
         let usual = self.iter().filter(is_usual).find(working);

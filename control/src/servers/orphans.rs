@@ -43,7 +43,11 @@ impl Servers {
             self.check_partitions(&said.limits, uid)?;
             self.check_named(&said.limits, uid, devices)?;
             let name = said.limits.named.as_ref().map(|named| named.name.as_str());
-            let executable = self.releases.keep_of(pid);
+            // An untrusted user's may lie on a file system that never answers.
+            let executable = match of {
+                None => self.releases.keep_of(pid),
+                Some(_) => None,
+            };
             let release = match &executable {
                 Some(executable) => executable.spoken().clone(),
                 None => said.release.clone().unwrap_or_default(),
@@ -132,8 +136,11 @@ impl Servers {
                 None => "another server serves that user".into(),
             });
         }
-        if quarantined.is_some() && of_user().count() > MOST_APART {
-            return Err("that user has too many servers of quarantined programs".into());
+        if of_user().count() > MOST_APART {
+            return Err(
+                "that user has too many servers of quarantined programs and of other releases"
+                    .into(),
+            );
         }
         Process::of_peer(connection, who).map_err(|error| format!("its process: {error}"))
     }

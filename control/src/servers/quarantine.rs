@@ -82,7 +82,7 @@ pub fn needed<'a>(
     (owner, program): (Owner, Option<&'a Program>),
 ) -> Option<&'a Program> {
     let program = program.filter(|program| list.holds(program))?;
-    let has_server = apart(running).any(|server| server.serves(owner, Some(program)));
+    let has_server = apart(running).any(|server| server.serves(owner, Some(program), None));
     (has_server || has_room(running, program)).then_some(program)
 }
 
@@ -115,9 +115,19 @@ fn check(suspects: &[Suspect]) -> Result<(), String> {
 }
 
 impl Server {
-    /// Whether it is a server for these clients of a user.
-    pub(super) fn serves(&self, owner: Owner, program: Option<&Program>) -> bool {
-        self.owner().is(owner) && self.quarantined.as_ref() == program && self.standby_of.is_none()
+    /// Whether it is a server for these clients of a user, which speak a wire, if that is known.
+    pub(super) fn serves(
+        &self,
+        owner: Owner,
+        program: Option<&Program>,
+        wire: Option<Wire>,
+    ) -> bool {
+        self.owner().is(owner) && self.is_for(program, wire) && self.standby_of.is_none()
+    }
+
+    /// Whether it is for the clients of this quarantined program, or of all others, that speak a wire.
+    fn is_for(&self, program: Option<&Program>, wire: Option<Wire>) -> bool {
+        self.quarantined.as_ref() == program && wire.is_none_or(|wire| self.speaks(wire))
     }
 
     /// The context is lost.
@@ -287,15 +297,12 @@ impl Servers {
             .waiting
             .iter()
             .filter(|waiting| waiting.is_identified());
-        let clients = clients.map(|waiting| {
-            let wire = Some(waiting.client.hello.wire());
-            (waiting.owner, self.needed_by(waiting), wire)
-        });
+        let clients =
+            clients.map(|waiting| (waiting.owner, self.needed_by(waiting), Some(waiting.wire())));
         let wanted = self.wanted.iter().map(|owner| (*owner, None, None));
         let has_server = |owner: Owner, program: Option<&Program>, wire: Option<Wire>| {
             let accepts = |server: &Server| {
-                server.serves(owner, program)
-                    && wire.is_none_or(|wire| server.speaks(wire))
+                server.serves(owner, program, wire)
                     && matches!(
                         server.state,
                         State::Initializing
@@ -341,9 +348,7 @@ impl Servers {
             if server.uid != owner.uid {
                 return self.users_are_apart();
             }
-            let for_others = server.quarantined.as_ref() != program
-                || server.left_behind
-                || wire.is_some_and(|wire| !server.speaks(wire));
+            let for_others = !server.is_for(program, wire) || server.left_behind;
             let is_exclusive = self.exclusive && owner.named.is_none();
             for_others && !is_exclusive && !server.is_exclusive()
         };
@@ -367,9 +372,7 @@ impl Servers {
             servers.all(|server| server.state != State::Initializing && server.is_idle())
         };
         let makes_room = |server: &&Server| {
-            let is_for_others = server.quarantined.as_ref() != program
-                || wire.is_some_and(|wire| !server.speaks(wire));
-            let is_apart = server.is_exclusive() && is_for_others;
+            let is_apart = server.is_exclusive() && !server.is_for(program, wire);
             server.state == State::Active
                 && server.named == owner.named
                 && server.standby_of.is_none()
@@ -387,10 +390,7 @@ impl Servers {
     pub(super) fn end_unneeded(&mut self) {
         let is_needed = |server: &Server| {
             let mut waiting = self.waiting.iter();
-            waiting.any(|one| {
-                server.serves(one.owner, self.needed_by(one))
-                    && server.speaks(one.client.hello.wire())
-            })
+            waiting.any(|one| server.serves(one.owner, self.needed_by(one), Some(one.wire())))
         };
         let is_over = |server: &&Server| {
             let is_apart = server.quarantined.is_some() || self.is_beside_newer(server);

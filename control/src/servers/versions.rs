@@ -37,11 +37,7 @@ impl Servers {
             self.wanted.clear();
         }
         let status = CUDA_ERROR_MPS_CONNECTION_FAILED;
-        self.refuse_clients(
-            |waiting| Some(waiting.client.hello.wire()) == wire,
-            status,
-            why,
-        );
+        self.refuse_clients(|waiting| Some(waiting.wire()) == wire, status, why);
     }
 
     /// Whether it is not the installed server, and the installed one, which speaks other wires, serves the same users.
@@ -53,7 +49,7 @@ impl Servers {
         let program = server.quarantined.as_ref();
         let newer = |other: &Server| {
             is_installed(other)
-                && other.serves(server.owner(), program)
+                && other.serves(server.owner(), program, None)
                 && other.release.wires != server.release.wires
         };
         server.standby_of.is_none() && !is_installed(server) && self.running.iter().any(newer)

@@ -78,9 +78,10 @@ impl Servers {
         }
         let owner = waiting.owner;
         let program = self.needed_by(waiting);
-        if let Some(server) = self.iter().find(|server| {
-            server.serves(owner, program) && server.speaks(waiting.client.hello.wire())
-        }) {
+        if let Some(server) = self
+            .iter()
+            .find(|server| server.serves(owner, program, Some(waiting.wire())))
+        {
             return of_own_server(server);
         }
         let is_other = |server: &&Server| server.named.is_none() && server.uid != owner.uid;

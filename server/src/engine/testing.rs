@@ -40,7 +40,7 @@ use mpsshim_model::policy::{LAUNCH_RUN, MarkKind};
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::graph::{CaptureBegin, GraphCreate, GraphNode};
-use mpsshim_proto::message::memory::{Location, PoolCreate, Properties};
+use mpsshim_proto::message::memory::{Location, PoolAttribute, PoolCreate, Properties};
 use mpsshim_proto::message::{
     CopyInline, EventCreate, GetFunction, HostAlloc, ImageLoad, MemGrant, Op, StreamCreate,
 };
@@ -573,6 +573,17 @@ impl Fixture {
         };
         assert_eq!(self.status(Op::PoolCreate, &body, &[]), CUDA_SUCCESS);
         body.handle
+    }
+
+    /// An attribute of a memory pool.
+    pub fn pool_attribute(&mut self, pool: u64, attribute: u32) -> u64 {
+        let body = PoolAttribute {
+            pool,
+            attribute,
+            ..PoolAttribute::default()
+        };
+        self.reply(Op::PoolGetAttribute, &body, &[])
+            .expect("a value")
     }
 
     /// Creates a stream.

@@ -227,16 +227,6 @@ mod tests {
         assert_eq!(status, CUDA_SUCCESS);
     }
 
-    fn get(test: &mut Fixture, pool: u64, attribute: u32) -> u64 {
-        let body = PoolAttribute {
-            pool,
-            attribute,
-            ..PoolAttribute::default()
-        };
-        test.reply(Op::PoolGetAttribute, &body, &[])
-            .expect("a value")
-    }
-
     fn alloc(test: &mut Fixture, pool: u64, len: u64) -> u64 {
         let body = PoolAlloc {
             pool,
@@ -316,7 +306,7 @@ mod tests {
             CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
             CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH,
         ];
-        let before = attributes.map(|attribute| get(&mut test, pool, attribute));
+        let before = attributes.map(|attribute| test.pool_attribute(pool, attribute));
         assert_eq!(before[1..3], [5000 + UNIT, 11000 + UNIT]);
         let mut records = records_of(&test);
         // Without a keeper, the memory is not described.
@@ -329,7 +319,7 @@ mod tests {
         for records in [records.clone(), records.into_iter().rev().collect()] {
             test.recorded();
             make_again(&mut test, &records).expect("made again");
-            let again = attributes.map(|attribute| get(&mut test, pool, attribute));
+            let again = attributes.map(|attribute| test.pool_attribute(pool, attribute));
             assert_eq!(again, before);
             let made = test.session.objects.pools.pools.get(pool);
             let made = made.expect("the pool").settings.clone();

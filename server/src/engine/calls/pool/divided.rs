@@ -147,18 +147,8 @@ mod tests {
         test.status(Op::PoolFree, &PoolFree { address, stream }, &[])
     }
 
-    fn value(test: &mut Fixture, pool: u64, attribute: u32) -> u64 {
-        let body = PoolAttribute {
-            pool,
-            attribute,
-            ..PoolAttribute::default()
-        };
-        test.reply(Op::PoolGetAttribute, &body, &[])
-            .expect("a value")
-    }
-
     fn reserved(test: &mut Fixture, pool: u64) -> u64 {
-        value(test, pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
+        test.pool_attribute(pool, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT)
     }
 
     fn trim(test: &mut Fixture, pool: u64, bytes: u64) {
@@ -211,10 +201,10 @@ mod tests {
         }
         assert_eq!(test.calls(), 0);
         assert_eq!(
-            value(&mut test, pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
+            test.pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_CURRENT),
             1000
         );
-        let highest = value(&mut test, pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
+        let highest = test.pool_attribute(pool, CU_MEMPOOL_ATTR_USED_MEM_HIGH);
         assert_eq!(
             (highest, reserved(&mut test, pool)),
             (1000 + (1 << 20), UNIT)
