@@ -60,6 +60,28 @@ fn a_query_submits_one_mark_and_then_reads_the_flag() {
 }
 
 #[test]
+fn a_stream_that_is_never_waited_for_is_looked_at() {
+    let (fake, context) = (Fake::new(), Context::for_test());
+    let [waited, other] = [(); 2].map(|()| make(&fake, context, CU_STREAM_NON_BLOCKING));
+    let look = || stream::look_at_busy(&mut fake.session.ring().unwrap());
+    fake.seen();
+    work(&fake, other);
+    work(&fake, waited);
+    fake.during(|| stream::synchronize(fake.session, waited).unwrap());
+    fake.seen();
+    assert!(stream::any_busy(fake.session));
+    fake.hold();
+    look();
+    assert_eq!(fake.seen(), [Op::Mark]);
+    look();
+    assert!(stream::any_busy(fake.session));
+    fake.let_go();
+    look();
+    assert!(!stream::any_busy(fake.session));
+    assert_eq!(fake.seen(), [], "one mark");
+}
+
+#[test]
 fn the_legacy_stream_waits_for_blocking_streams_only() {
     let (fake, context) = (Fake::new(), Context::for_test());
     let blocking = make(&fake, context, 0);

@@ -39,16 +39,20 @@ pub fn token(ring: &Ring<'_>) -> u64 {
 /// The program has seen that work is complete.
 fn publish(session: &Session, _: Seen) {
     // No thread submits anything meanwhile.
-    let Ok(ring) = session.ring() else {
+    let Ok(mut ring) = session.ring() else {
         return;
     };
+    let position = ring.position();
+    if stream::any_busy(session) {
+        stream::look_at_busy(&mut ring);
+    }
     let progress = &session.header().replay.0;
     let point = match stream::any_busy(session) {
         true => &progress.seen,
         false => &progress.rested,
     };
     // Partner: the server, before it notes or repeats a command.
-    point.store(ring.position(), Ordering::Release);
+    point.store(position, Ordering::Release);
 }
 
 /// Memory in which a copy found its data, submitted at this position in the ring, is about to be written again.

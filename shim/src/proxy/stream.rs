@@ -374,6 +374,23 @@ pub fn any_busy(session: &Session) -> bool {
     any_busy_but(session, None)
 }
 
+/// Looks which streams have completed the work that they were given, and puts marks behind the work of the others, so that the
+/// next look tells: programs that wait for one stream leave the rest without marks.
+pub fn look_at_busy(ring: &mut Ring<'_>) {
+    for stream in STREAMS.live().filter(|stream| stream.is_busy()) {
+        let target = stream.last_mark();
+        if target.is_reached(ring.session()) {
+            stream.note(target);
+        }
+        let submitted = stream.own.submitted.load(Ordering::Relaxed);
+        let is_marked = stream.own.marked.load(Ordering::Relaxed) >= submitted;
+        if !is_marked && stream.handle() != 0 && !stream.is_capturing() {
+            // Without the mark, the stream counts as busy.
+            let _ = mark_in(ring, stream, (stream.handle(), 0));
+        }
+    }
+}
+
 /// Destroys a stream that [`crate::proxy::capture`] no longer knows; work already queued still runs.
 pub fn destroy(session: &Session, handle: u64) -> Status {
     let entry = STREAMS.get(handle).ok_or(CUDA_ERROR_INVALID_HANDLE)?;

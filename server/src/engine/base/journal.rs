@@ -5,6 +5,9 @@
 //! or deferred, with its position in the ring. Another server executes the commands again that the client had not waited
 //! for, if they have the same effect then as at first; it executes the rest of the ring as always.
 
+use mpsshim_proto::message::Op;
+use std::borrow::Cow;
+use std::fmt;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Bytes of the area; only written pages take memory.
@@ -32,7 +35,68 @@ pub struct Head {
     repeated_from: AtomicU64,
     /// Number of servers in a row that have executed these again.
     attempts: AtomicU32,
-    _pad: u32,
+    /// Why `unfit` was set: a [`Refusal`] as a number.
+    why: AtomicU32,
+}
+
+/// Reason why commands cannot be executed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The operation with this number cannot be executed again, or not behind others.
+    Operation(u16),
+    /// The journal is full.
+    Full,
+    /// The description has the state behind the commands.
+    Saved,
+    /// Memory of a pool was given to another stream, or back to the driver.
+    Memory,
+    /// Managed memory was moved.
+    Managed,
+}
+
+impl Refusal {
+    const FULL: u32 = 1 << 16;
+    const SAVED: u32 = 2 << 16;
+    const MEMORY: u32 = 3 << 16;
+    const MANAGED: u32 = 4 << 16;
+
+    fn number(self) -> u32 {
+        match self {
+            Refusal::Operation(number) => number.into(),
+            Refusal::Full => Refusal::FULL,
+            Refusal::Saved => Refusal::SAVED,
+            Refusal::Memory => Refusal::MEMORY,
+            Refusal::Managed => Refusal::MANAGED,
+        }
+    }
+
+    fn of(number: u32) -> Refusal {
+        match number {
+            Refusal::FULL => Refusal::Full,
+            Refusal::SAVED => Refusal::Saved,
+            Refusal::MEMORY => Refusal::Memory,
+            Refusal::MANAGED => Refusal::Managed,
+            _ => Refusal::Operation(number as u16),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = match self {
+            Refusal::Operation(number) => {
+                return match Op::from_u16(*number) {
+                    Some(op) => write!(to, "{op:?} cannot run again"),
+                    None => to.write_str("an operation cannot run again"),
+                };
+            }
+            Refusal::Full => "its commands take more room than the journal has",
+            Refusal::Saved => "its state was saved behind it",
+            Refusal::Memory => "memory of a pool went to another stream or back to the driver",
+            Refusal::Managed => "managed memory was moved",
+        };
+        to.write_str(why)
+    }
 }
 
 /// A command.
@@ -134,9 +198,10 @@ impl<'a> Journal<'a> {
     }
 
     /// Notes a command that cannot be executed again: the session is lost if its server ends before the client has waited.
-    pub fn refuse(&self, position: u64) {
+    pub fn refuse(&self, position: u64, why: Refusal) {
         let unfit = &self.head.unfit;
         if is_behind(position, unfit.load(Ordering::Relaxed)) {
+            self.head.why.store(why.number(), Ordering::Relaxed);
             unfit.store(position, Ordering::SeqCst);
         }
         if self.is_new(position) {
@@ -156,7 +221,7 @@ impl<'a> Journal<'a> {
         for part in parts {
             let room = end + ENTRY + part.len.next_multiple_of(8);
             if room > LEN {
-                return self.refuse(position);
+                return self.refuse(position, Refusal::Full);
             }
             let mut head = [0; ENTRY];
             head[..8].copy_from_slice(&position.to_le_bytes());
@@ -177,15 +242,16 @@ impl<'a> Journal<'a> {
     ///
     /// # Errors
     /// Why the session is lost.
-    pub fn pending(&self, reach: Reach) -> Result<Vec<Entry>, &'static str> {
+    pub fn pending(&self, reach: Reach) -> Result<Vec<Entry>, Cow<'static, str>> {
         if !self.is_on() {
-            return Err("it had work in flight");
+            return Err("it had work in flight".into());
         }
         if is_behind(self.head.unfit.load(Ordering::SeqCst), reach.rested) {
-            return Err("it had work in flight that cannot run again");
+            let why = Refusal::of(self.head.why.load(Ordering::Relaxed));
+            return Err(format!("it had work in flight, and {why}").into());
         }
         if is_behind(reach.seen, reach.rested) {
-            return Err("its client has seen a part of its work in flight complete");
+            return Err("its client has seen a part of its work in flight complete".into());
         }
         let entries = self.entries().ok_or("its journal is damaged")?;
         let entries = entries.into_iter();
@@ -290,7 +356,10 @@ mod tests {
     fn commands_between_the_last_wait_and_the_ring_are_pending() {
         let description = Description::new(mpsshim_proto::wire::OWN).expect("a description");
         let journal = description.journal();
-        assert_eq!(journal.pending(reach(0, 0)), Err("it had work in flight"));
+        assert_eq!(
+            journal.pending(reach(0, 0)),
+            Err("it had work in flight".into())
+        );
         journal.set_on();
         journal.append(32, part(b"one"));
         journal.append(64, part(b"another"));
@@ -324,7 +393,7 @@ mod tests {
         let journal = description.journal();
         journal.set_on();
         journal.append(32, part(b"one"));
-        journal.refuse(48);
+        journal.refuse(48, Refusal::Full);
         assert!(journal.pending(reach(0, 0)).is_err());
         assert!(journal.pending(reach(48, 0)).is_ok());
     }

@@ -7,6 +7,7 @@ use crate::engine::base::account::Memory;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::graph_turns::session::may_use_graph_memory;
+use crate::engine::base::journal::Refusal;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::capture::{captured_graph, is_capturing};
 use crate::engine::calls::memory::with_room;
@@ -292,6 +293,7 @@ pub fn settle_pools(session: &mut Session, shared: &Shared) {
 
 /// Returns memory of each pool to the driver until at most `keep` bytes are left. None of the session's work may be in flight.
 pub fn settle(session: &mut Session, shared: &Shared, keep: impl Fn(&Pool) -> u64) {
+    session.note_amid_work(Refusal::Memory);
     let pools = &mut session.objects.pools;
     pools.settle(&shared.gpu, &keep);
     for chunk in pools.take_surplus(&keep) {
@@ -302,7 +304,8 @@ pub fn settle(session: &mut Session, shared: &Shared, keep: impl Fn(&Pool) -> u6
 
 /// Makes the pools of an idle session return memory beyond their release thresholds to the driver.
 pub fn trim_pools(session: &mut Session, shared: &Shared) {
-    if session.objects.pools.is_untrimmed() && !session.has_work_in_flight(&shared.gpu) {
+    let is_due = session.objects.pools.is_untrimmed() && !session.has_unawaited();
+    if is_due && !session.has_work_in_flight(&shared.gpu) {
         session.objects.pools.take_untrimmed();
         if session.objects.pools.has_pools_of_driver() {
             session.synchronize_idle(&shared.gpu);

@@ -265,8 +265,8 @@ impl Used {
 ///
 /// NVIDIA does not document the encoding. In the code that ptxas 13.0 makes for compute capabilities 7.5 to 9.0, an operand
 /// in a constant bank has its number in bits 54 to 58 and its offset in bits 38 to 53 of an instruction's first half; `LDC`
-/// and `ULDC` add a register, in bits 24 to 31. Other instructions with these bits, such as immediate operands, count as
-/// reads.
+/// and `ULDC` add a register, in bits 24 to 31. Bits 9 to 11 are the form of the operands, of which two have a constant
+/// bank; in the others, these bits are part of an immediate operand or of modifiers.
 fn reads_of_addresses(
     file: &ElfFile64<'_, Endianness>,
     budget: &mut Budget,
@@ -274,6 +274,7 @@ fn reads_of_addresses(
     const BANK: u64 = 4;
     const LDC: (u64, &[u64]) = (0xb82, &[0xff]);
     const ULDC: (u64, &[u64]) = (0xab9, &[0, 0x3f, 0xff]);
+    const WITH_BANK: [u64; 2] = [3, 5];
     if arch_of(file).is_none_or(|arch| !(75..=90).contains(&arch)) {
         return Some(None);
     }
@@ -292,7 +293,7 @@ fn reads_of_addresses(
             let mut first = [0; 8];
             first.copy_from_slice(&instruction[..8]);
             let first = u64::from_le_bytes(first);
-            if first >> 54 & 0x1f != BANK {
+            if first >> 54 & 0x1f != BANK || !WITH_BANK.contains(&(first >> 9 & 7)) {
                 continue;
             }
             let (opcode, register) = (first & 0xfff, first >> 24 & 0xff);
@@ -352,14 +353,16 @@ fn is_constant_cubin(bytes: &[u8]) -> Option<bool> {
     Some(writable.is_empty() || named > 0)
 }
 
-/// Whether a PTX text declares no variable that kernels could write: looks for `.global` at the beginning of a
-/// statement. (Only the host writes `.const` variables, and after a dot, `.global` is part of an instruction.)
+/// Whether a PTX text declares no variable that its kernels write: looks for `.global` at the beginning of a statement.
+/// (Only the host writes `.const` variables, and after a dot, `.global` is part of an instruction.)
 fn is_constant_text(bytes: &[u8]) -> bool {
+    /// Longest text whose instructions are examined, bytes.
+    const LONGEST: usize = 1 << 20;
     let ends = |byte: &u8| byte.is_ascii_whitespace() || matches!(byte, b';' | b'}' | b'{' | b'/');
     // End of the text scanned so far. Only the words at a declaration's end matter, so further `.global` within it, of
     // which a comment may contain any number, are skipped.
     let mut seen = 0;
-    memchr::memmem::find_iter(bytes, b".global").all(|at| {
+    let are_constant = memchr::memmem::find_iter(bytes, b".global").all(|at| {
         let before = &bytes[..at];
         let declares =
             before.last().is_none_or(ends) && !before.trim_ascii_end().ends_with(b".ptr");
@@ -371,7 +374,14 @@ fn is_constant_text(bytes: &[u8]) -> bool {
         };
         seen = at + end;
         is_constant(name, size)
-    })
+    });
+    if are_constant || bytes.len() > LONGEST {
+        return are_constant;
+    }
+    work::count(bytes.len());
+    let text = bytes.split(|byte| *byte == 0).next();
+    let text = text.and_then(|text| std::str::from_utf8(text).ok());
+    text.is_some_and(|text| !managed_image::may_write(text, is_constant))
 }
 
 /// Name and size of the byte array that a statement declares, and the position after the name; the size is 0 for any
@@ -684,6 +694,9 @@ mod tests {
 
     const KERNEL: &str = ".version 7.0\n.target sm_75\n.address_size 64\n.visible .entry k(.param .u64 .ptr .global .align 4 p)\n{ ld.global.u32 %r1, [%rd1]; cvta.to.global.u64 %rd1, %rd2; ret; }\n";
 
+    /// A variable, and code that writes it.
+    const WRITTEN: &str = ".global .u32 counter;\n.func f() { st.global.u32 [counter], 1; }";
+
     fn text(declaration: &str) -> bool {
         let image = format!("{declaration}\n{KERNEL}\0");
         keeps_nothing(image.as_bytes(), 90)
@@ -699,12 +712,23 @@ mod tests {
         assert!(text(
             ".global .align 1 .b8 _ZN33_INTERNAL_89b8bf71_4_t_cu4cuda3std3__45__cpo5beginE[1];"
         ));
-        assert!(!text(
-            ".global .align 1 .b8 _ZN33_INTERNAL_89b8bf71_4_t_cu4cuda3std3__45__cpo5beginE[2];"
-        ));
-        assert!(!text(".visible .global .align 4 .u32 counter;"));
-        assert!(!text(".global .align 4 .u32 counter = 5;"));
-        assert!(!text(".shared .b32 s;\t.global .align 4 .b8 buffer[400];"));
+        let object = "_ZN33_INTERNAL_89b8bf71_4_t_cu4cuda3std3__45__cpo5beginE";
+        for (declaration, name) in [
+            (&*format!(".global .align 1 .b8 {object}[2];"), object),
+            (".visible .global .align 4 .u32 counter;", "counter"),
+            (".global .align 4 .u32 counter = 5;", "counter"),
+            (
+                ".shared .b32 s;\t.global .align 4 .b8 buffer[400];",
+                "buffer",
+            ),
+        ] {
+            let with = |code: &str| text(&format!("{declaration}\n.func f() {{ {code} }}"));
+            assert!(!with(&format!("st.global.u32 [{name}], 1;")));
+            assert!(with(&format!("ld.global.u32 %r1, [{name}];")) && with(""));
+        }
+        // Longer texts are not examined.
+        let long = format!(".global .u32 counter;\n//{}\n", " ".repeat(1 << 20));
+        assert!(!text(&long));
         assert!(!text(".global"));
     }
 
@@ -734,7 +758,8 @@ mod tests {
                 "prototype_0 : .callprototype (.param .b32 _) _ (.param .b32 _);",
                 addresses,
             ),
-            (".global .u32 counter;", variables),
+            (WRITTEN, variables),
+            (".global .u32 counter;", Leaves::default()),
         ] {
             let image = format!("{word}\n{KERNEL}");
             assert_eq!(leaves(image.as_bytes(), 90), expected, "{word}");
@@ -809,7 +834,7 @@ mod tests {
 
     #[test]
     fn compressed_text_is_read() {
-        let (good, bad) = (KERNEL.to_string(), format!(".global .u32 x;\n{KERNEL}"));
+        let (good, bad) = (KERNEL.to_string(), format!("{WRITTEN}\n{KERNEL}"));
         for (text, expected) in [(good, true), (bad, false)] {
             let packed = lz4_flex::block::compress(text.as_bytes());
             let image = fatbin(&packed, LZ4, text.len(), KIND_TEXT, 75);
@@ -1028,10 +1053,7 @@ mod tests {
         let image = repeated(1 << 17);
         assert!(keeps_nothing(&image, 90));
         assert!(work_of(&image) <= 2 * image.len(), "{}", work_of(&image));
-        let hidden = format!(
-            "// {}\n.global .u32 counter;\n{KERNEL}",
-            ".global ".repeat(9)
-        );
+        let hidden = format!("// {}\n{WRITTEN}\n{KERNEL}", ".global ".repeat(9));
         assert!(!keeps_nothing(hidden.as_bytes(), 90));
     }
 
@@ -1053,14 +1075,14 @@ mod tests {
         let of = |words: &str| leaves(format!("{words}\n{KERNEL}").as_bytes(), 90);
         assert_eq!(of(""), NOTHING);
         assert_eq!(of(".const .align 4 .b8 table[16];"), NOTHING);
-        assert_eq!(of(".global .u32 counter;"), VARIABLES);
+        assert_eq!(of(WRITTEN), VARIABLES);
         let call = "prototype_0 : .callprototype (.param .b32 _) _ (.param .b32 _);";
         assert_eq!(of(call), ADDRESSES);
         let both = Leaves {
             variables: true,
             addresses: true,
         };
-        assert_eq!(of(&format!(".global .u32 counter;\n{call}")), both);
+        assert_eq!(of(&format!("{WRITTEN}\n{call}")), both);
         // Unreadable code counts as leaving everything.
         assert_eq!(leaves(b"\x7fELF but none", 90), both);
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();

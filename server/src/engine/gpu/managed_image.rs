@@ -9,7 +9,7 @@
 use crate::engine::gpu::cubin::{Budget, ELF, EM_CUDA, KIND_TEXT, entries};
 use object::read::elf::{ElfFile64, ElfSymbol64, FileHeader, SectionHeader, Sym};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, SymbolKind};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Bit of `st_other` of a managed variable's symbol.
 const MANAGED: u8 = 4;
@@ -413,6 +413,22 @@ impl<'a> Statement<'a> {
         self.outside && self.pieces().any(|piece| piece == ".managed")
     }
 
+    /// Whether it declares variables in the global state space. A parameter may point there: `.ptr .global`.
+    fn declares_variables(&self) -> bool {
+        let mut before = "";
+        let mut pieces = self.pieces();
+        self.outside
+            && pieces
+                .any(|piece| std::mem::replace(&mut before, piece) != ".ptr" && piece == ".global")
+    }
+
+    /// Whether it declares several variables: a comma lies before the initial value.
+    fn declares_several(&self) -> bool {
+        self.pieces()
+            .take_while(|piece| *piece != "=")
+            .any(|piece| piece == ",")
+    }
+
     fn names(&self, places: &HashMap<&str, u64>) -> bool {
         let mut words = self
             .tokens
@@ -420,6 +436,62 @@ impl<'a> Statement<'a> {
             .filter(|(token, _)| *token == Token::Word);
         words.any(|(_, word)| places.contains_key(word))
     }
+}
+
+/// Whether code of a text may write one of its variables: an instruction other than a load has it as an operand, or a load has
+/// it elsewhere than in its address, or an initial value has its address. `is_constant` tells variables by name and bytes that
+/// no code writes. `true` for a text that cannot be read.
+pub fn may_write(text: &str, is_constant: impl Fn(&str, u64) -> bool) -> bool {
+    let Some(statements) = statements(text) else {
+        return true;
+    };
+    let mut names = Vec::new();
+    for statement in statements.iter().filter(|one| one.declares_variables()) {
+        let one = declared(statement).filter(|_| !statement.declares_several());
+        match one {
+            Some(one) if is_constant(&one.name, one.len) => {}
+            Some(one) => names.push(one.name),
+            None => return true,
+        }
+    }
+    let variables: HashSet<&str> = names.iter().map(String::as_str).collect();
+    statements.iter().any(|statement| {
+        let pieces: Vec<&str> = statement.pieces().collect();
+        let count = |pieces: &[&str]| {
+            pieces
+                .iter()
+                .filter(|one| variables.contains(**one))
+                .count()
+        };
+        if !statement.outside {
+            return count(&pieces) > 0 && !only_loads(&pieces, &variables);
+        }
+        // Its declaration names it once, before its initial value.
+        let value = pieces.iter().position(|piece| *piece == "=");
+        let (declared, value) = pieces.split_at(value.unwrap_or(pieces.len()));
+        count(declared) > usize::from(statement.declares_variables()) || count(value) > 0
+    })
+}
+
+/// Whether an instruction loads, with none of these variables but as the base of its address:
+/// `@%p1 ld.global.u64 %rd1, [name+8];`.
+fn only_loads(pieces: &[&str], variables: &HashSet<&str>) -> bool {
+    let mut at = pieces.iter().position(|piece| *piece != "{").unwrap_or(0);
+    if pieces.get(at) == Some(&"@") {
+        at += 1 + usize::from(pieces.get(at + 1) == Some(&"!")) + 1;
+    }
+    let Some((operation, operands)) = pieces.get(at..).and_then(<[&str]>::split_first) else {
+        return false;
+    };
+    let loads = ["ld.", "ldu."]
+        .iter()
+        .any(|load| operation.starts_with(load));
+    let is_base = |(at, _): &(usize, &&str)| *at > 0 && operands[at - 1] == "[";
+    let mut named = operands
+        .iter()
+        .enumerate()
+        .filter(|(_, piece)| variables.contains(*piece));
+    loads && named.all(|one| is_base(&one))
 }
 
 fn variables_of_text(text: &str) -> Option<Vec<Variable>> {
@@ -819,6 +891,56 @@ mod tests {
             ".u64 v = generic(w)",
         ] {
             assert_eq!(declare(refused), None, "{refused}");
+        }
+    }
+
+    #[test]
+    fn variables_that_are_only_loaded_are_not_written() {
+        let writes = |code: &str| {
+            let text = format!(
+                ".version 8.0\n.target sm_80\n.global .align 8 .u64 table;\n.global .u32 other[4];\n{code}"
+            );
+            may_write(&text, |name, _| name == "other")
+        };
+        let kernel = |code: &str| {
+            format!(".visible .entry k(.param .u64 p)\n{{\n.reg .b64 %rd<9>;\n{code}\nret;\n}}\n")
+        };
+        for code in [
+            "ld.global.u64 %rd1, [table];",
+            "@%p1 ld.global.u64 %rd1, [table+8];",
+            "@!%p1 ld.volatile.global.v2.u32 {%r1, %r2}, [ table ];",
+            "{ ld.global.nc.u64 %rd1, [table]; }",
+            "L1: ldu.global.u64 %rd1, [table]; // st.global.u64 [table], %rd1;",
+            "st.global.u64 [other], %rd1; mov.u64 %rd2, other;",
+        ] {
+            assert!(!writes(&kernel(code)), "{code}");
+        }
+        for code in [
+            "st.global.u64 [table], %rd1;",
+            "atom.global.add.u64 %rd1, [table], %rd2;",
+            "red.global.add.u64 [table+8], %rd2;",
+            "mov.u64 %rd1, table;",
+            "cvta.global.u64 %rd1, table;",
+            "ld.global.u64 %rd1, [%rd2]; @%p1 st.global.u64 [table], %rd1;",
+            "prefetch.global.L2 [table];",
+            "call (r), f, (table);",
+            "ld.global.u64 %rd1, [other+table];",
+        ] {
+            assert!(writes(&kernel(code)), "{code}");
+        }
+        let elsewhere = ".global .u64 where = table;\n.global .u64 list[2] = {0, table};";
+        for one in elsewhere.lines() {
+            assert!(writes(&format!("{one}\n{}", kernel("ret;"))), "{one}");
+        }
+        let commented = ".global .u32 /* a */ counter /* b */;";
+        assert!(!writes(&format!("{commented}\n{}", kernel("ret;"))));
+        for one in [
+            "{{",
+            ".global .u32 a, b;",
+            ".extern .global .u32 table;",
+            &format!("{commented}\n{}", kernel("st.u32 [counter], 1;")),
+        ] {
+            assert!(writes(one), "{one}");
         }
     }
 

@@ -522,6 +522,11 @@ impl Graphs {
         self.unread || self.named.contains(&variable)
     }
 
+    /// Whether some graph may name a variable that the client knows. Those of a graph that has changed are not known yet.
+    pub fn may_name_any(&self) -> bool {
+        self.unread || !self.named.is_empty() || self.saved != Saved::All
+    }
+
     /// Size of all graphs and instances except this one in the session's description, in bytes.
     pub fn bytes_but(&self, key: u64) -> usize {
         self.bytes_in_all - self.bytes.get(&key).copied().unwrap_or_default()

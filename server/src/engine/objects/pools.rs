@@ -353,6 +353,11 @@ impl Pools {
         Ok(())
     }
 
+    /// Withholds free memory from allocations: work of an earlier server that runs again may use it.
+    pub fn withhold(&mut self) {
+        self.divided.values_mut().for_each(Divided::withhold);
+    }
+
     /// Removes free memory that the server divides from each pool, until at most `keep` bytes are left. None of the
     /// session's work may be in flight.
     pub fn take_surplus(&mut self, keep: &impl Fn(&Pool) -> u64) -> Vec<Chunk> {
@@ -517,6 +522,12 @@ impl Pools {
             .is_some_and(|(start, block)| {
                 address - start < block.len && len <= block.len - (address - start)
             })
+    }
+
+    /// Whether `[address, address + len)` lies in the memory of a pool that the server divides, allocated or not.
+    pub fn has_memory(&self, address: u64, len: u64) -> bool {
+        let mut all = self.divided.values();
+        all.any(|memory| memory.has(address, len))
     }
 
     /// Whether a pool may retain more than its threshold; resets the state.

@@ -304,6 +304,9 @@ fn finish(shared: &Arc<Shared>, begun: Begun, spent: &mut Spent) -> Result<Resto
     // If this server ends before it has executed them, the next one has to.
     let journal = session.shared.description.journal();
     journal.set_owed(commands.is_some());
+    if commands.is_some() {
+        session.objects.pools.withhold();
+    }
     session.shared.description.reset();
     session.lasting.kept = true;
     session.note_bonds(&shared.images);

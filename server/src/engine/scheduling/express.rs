@@ -7,6 +7,7 @@
 use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::is_sticky;
+use crate::engine::base::journal::Refusal;
 use crate::engine::calls::{copy, stream};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -56,7 +57,7 @@ fn serve_waiting(session: &mut Session, shared: &Shared) -> Result<Served, Strin
         if !session.shared.at_work.load(Ordering::SeqCst) && !session.may_work(&shared.gpu) {
             return Ok(full);
         }
-        session.note_unrepeatable();
+        session.note_unrepeatable(Refusal::Managed);
         let mut copy = vec![0; found.len as usize];
         let _ = session.inbox.express.copy_out(&found, 0, &mut copy);
         let op = Op::from_u16(found.op).filter(|op| matches!(op, Op::Copy | Op::Mark));

@@ -282,6 +282,12 @@ impl Session {
         );
     }
 
+    /// Whether it may execute a command that an earlier server has executed before: memory of a pool may have been freed
+    /// behind it since.
+    fn runs_again(&self) -> bool {
+        self.flow.repeats && self.inbox.held.is_replaying()
+    }
+
     /// Whether `[address, address + len)` is device memory the session may name in a call: inside its own
     /// mappings, or outside the arena (globals of modules) where the driver decides.
     #[inline]
@@ -291,7 +297,9 @@ impl Session {
             if mpsshim_proto::arena::is_host(address) {
                 return self.check_reachable(address, len);
             }
-            if self.objects.pools.contains(address, len) {
+            if self.objects.pools.contains(address, len)
+                || self.runs_again() && self.objects.pools.has_memory(address, len)
+            {
                 return Ok(());
             }
             if mpsshim_proto::arena::is_virtual(address) {

@@ -1,13 +1,14 @@
 //! Commands that another server may execute again ([`crate::engine::base::journal`]).
 
 use crate::engine::base::call::Incoming;
-use crate::engine::base::journal::{Entry, Journal, Part, Reach};
+use crate::engine::base::journal::{Entry, Journal, Part, Reach, Refusal};
 use crate::engine::session::{Session, SessionShared};
 use mpsshim_proto::message::array::CopyBox;
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Mark, MarkEvent, Op, Side};
 use mpsshim_proto::ops::Change;
 use mpsshim_proto::ring::{ALIGN, Place, Violation};
 use mpsshim_proto::segment::{Header, reached};
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use zerocopy::{FromBytes, IntoBytes};
@@ -38,6 +39,8 @@ fn role(op: Op) -> Role {
         | Op::MarkEvent
         | Op::GraphLaunch => Role::Repeats,
         Op::StreamCreate | Op::EventCreate | Op::GraphUpload | Op::LimitMemory => Role::Passes,
+        // The description has the allocations. Memory that goes to other work than behind its free is noted where it does.
+        Op::PoolCreate | Op::PoolAlloc | Op::PoolFree => Role::Passes,
         Op::StreamDestroy
         | Op::EventDestroy
         | Op::MemRelease
@@ -81,7 +84,7 @@ fn mark_in(entry: &Entry) -> Option<(u32, u32)> {
 fn without_marks(
     mut commands: Vec<Entry>,
     has: impl Fn(u32, u32) -> bool,
-) -> Result<Vec<Entry>, &'static str> {
+) -> Result<Vec<Entry>, Cow<'static, str>> {
     let is_written = |entry: &Entry| mark_in(entry).is_some_and(|(slot, value)| has(slot, value));
     let awaits = |entry: &Entry| mark_in(entry).is_some() && !is_written(entry) && entry.token != 0;
     let awaited: HashSet<u64> = commands
@@ -91,7 +94,7 @@ fn without_marks(
         .collect();
     let goes_on = |entry: &Entry| is_written(entry) && !awaited.contains(&entry.token);
     if commands.iter().any(goes_on) {
-        return Err("a part of its work in flight is complete");
+        return Err("a part of its work in flight is complete".into());
     }
     commands.retain(|entry| !is_written(entry));
     Ok(commands)
@@ -106,7 +109,7 @@ pub fn pending(
     journal: Journal<'_>,
     header: &Header,
     has: impl Fn(u32, u32) -> bool,
-) -> Result<Vec<Entry>, &'static str> {
+) -> Result<Vec<Entry>, Cow<'static, str>> {
     let progress = &header.replay.0;
     let reach = Reach {
         // Partner: the client, which publishes it after it has waited.
@@ -130,7 +133,7 @@ impl SessionShared {
         let why = match pending(self.description.journal(), self.header(), has) {
             _ if !bonds.is_empty() => format!("it is bound to its context by {bonds}"),
             Ok(_) => return true,
-            Err(why) => why.to_owned(),
+            Err(why) => why.into_owned(),
         };
         tracing::info!(
             "Client {}: work in flight cannot run again: {why}",
@@ -183,25 +186,31 @@ impl Session {
         Ok(())
     }
 
-    /// Notes that something was executed which is in no journal.
+    /// Notes that the work in flight cannot run again, because of something that is in no journal.
     #[inline]
-    pub fn note_unrepeatable(&self) {
+    pub fn note_unrepeatable(&self, why: Refusal) {
         if self.flow.repeats {
             let position = self.inbox.consumer.place().position();
             let journal = self.shared.description.journal();
-            journal.refuse(position + u64::from(ALIGN));
+            journal.refuse(position + u64::from(ALIGN), why);
         }
     }
 
-    /// Notes that the description now has the state behind all commands, although the client may not have waited for them:
-    /// executed again, they would begin from another state than at first.
-    pub fn note_saved_amid(&self) {
-        if self.flow.repeats {
+    /// Whether there are commands that may have to be executed again: the client has not waited for them.
+    pub fn has_unawaited(&self) -> bool {
+        if !self.flow.repeats {
+            return false;
+        }
+        let journal = self.shared.description.journal();
+        journal.trim(self.shared.rested());
+        !journal.is_empty()
+    }
+
+    /// Notes that the commands for which the client has not waited, if there are any, cannot be executed again.
+    pub fn note_amid_work(&self, why: Refusal) {
+        if self.has_unawaited() {
             let journal = self.shared.description.journal();
-            journal.trim(self.shared.rested());
-            if !journal.is_empty() {
-                journal.refuse(journal.noted());
-            }
+            journal.refuse(journal.noted(), why);
         }
     }
 
@@ -217,31 +226,34 @@ impl Session {
             Role::Repeats => self.write_into(journal, position, message),
             Role::Passes => journal.pass(position),
             Role::Changes if journal.is_empty() => journal.pass(position),
-            Role::Changes | Role::Cannot => journal.refuse(position),
+            Role::Changes | Role::Cannot => {
+                journal.refuse(position, Refusal::Operation(message.op as u16))
+            }
         }
     }
 
     fn write_into(&self, journal: Journal<'_>, position: u64, message: Incoming<'_>) {
         let staging = Side::Staging as u32;
+        let refuse = || journal.refuse(position, Refusal::Operation(message.op as u16));
         match message.op {
             Op::Copy => {
                 // A message that is too short is a violation when it is executed.
                 let Ok(body) = message.body::<Copy>() else {
-                    return journal.refuse(position);
+                    return refuse();
                 };
                 let (to, from) = (body.sides & 0xff, body.sides >> 8 & 0xff);
                 // The client uses the staging area for other copies soon.
                 if from == staging {
                     return match self.staged(&body) {
                         Some(parts) if to == Side::Device as u32 => journal.append(position, parts),
-                        _ => journal.refuse(position),
+                        _ => refuse(),
                     };
                 }
             }
             Op::CopyBox => {
                 let from = message.body::<CopyBox>().map(|body| body.from.side);
                 if from.map_or(true, |side| side == staging) {
-                    return journal.refuse(position);
+                    return refuse();
                 }
             }
             _ => {}
@@ -328,13 +340,19 @@ mod tests {
 
     #[test]
     fn commands_with_effects_outside_of_the_session_are_not_repeated() {
-        for op in [Op::HostFunction, Op::MemOp, Op::ManagedMove, Op::PoolFree] {
+        for op in [Op::HostFunction, Op::MemOp, Op::ManagedMove] {
             assert_eq!(role(op), Role::Cannot, "{op:?}");
         }
         for op in [Op::EventDestroy, Op::GraphExecUpdate, Op::GraphNode] {
             assert_eq!(role(op), Role::Changes, "{op:?}");
         }
-        for op in [Op::MemGrant, Op::ImageLoad, Op::EventQuery, Op::EventCreate] {
+        for op in [
+            Op::MemGrant,
+            Op::ImageLoad,
+            Op::EventQuery,
+            Op::EventCreate,
+            Op::PoolFree,
+        ] {
             assert_eq!(role(op), Role::Passes, "{op:?}");
         }
     }

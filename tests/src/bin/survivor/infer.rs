@@ -11,6 +11,10 @@ use std::time::{Duration, Instant};
 /// Kernels of a request.
 const STEPS: usize = 6;
 const BYTES: usize = WORDS * 4;
+/// Results of a request: of each kernel, of the copies, and of the kernels with memory from a pool.
+const RESULTS: usize = STEPS + 1 + POOLED;
+/// Kernels with memory from a pool.
+const POOLED: usize = 3;
 /// Bytes that go through the staging area.
 const STAGED: usize = 40 << 10;
 
@@ -30,7 +34,7 @@ pub struct Infer {
 impl Infer {
     pub fn new(fill: CUfunction, streams: [CUstream; 2]) -> Status<Infer> {
         let mut pinned = null_mut::<c_void>();
-        let bytes = (STEPS + 1) * BYTES;
+        let bytes = RESULTS * BYTES;
         cu!(cuMemHostAlloc, &mut pinned, bytes, 0 as c_uint).ok()?;
         let mut events = [CUevent::NULL; 2];
         for event in &mut events {
@@ -43,7 +47,7 @@ impl Infer {
             input: memory(BYTES)?,
             staged: memory(STAGED)?,
             work: memory(BYTES)?,
-            results: memory((STEPS + 1) * BYTES)?,
+            results: memory(RESULTS * BYTES)?,
             pinned: pinned.cast(),
             requests: 0,
         })
@@ -82,28 +86,50 @@ impl Infer {
         cu!(cuMemcpyDtoDAsync_v2, last, self.input, 4096usize, first).ok()?;
         let end = last + 4096;
         cu!(cuMemcpyDtoDAsync_v2, end, self.staged, 4096usize, first).ok()?;
-        let (to, bytes) = (self.pinned, (STEPS + 1) * BYTES);
+        self.submit_pooled(rounds)?;
+        let (to, bytes) = (self.pinned, RESULTS * BYTES);
         cu!(cuMemcpyDtoHAsync_v2, to, self.results, bytes, first).ok()?;
         // What the copies from the program's memory have read.
         cu!(cuMemsetD32Async, self.input, 0u32, WORDS, first).ok()?;
         cu!(cuMemsetD32Async, self.staged, 0u32, STAGED / 4, first).ok()
     }
 
+    /// Kernels with memory that is freed behind them: the next block of the stream has the same addresses.
+    fn submit_pooled(&self, rounds: u32) -> Status {
+        let [first, second] = self.streams;
+        let [ready, done] = self.events;
+        for at in 0..POOLED {
+            // On the other stream, and back.
+            let stream = [first, second][at % 2];
+            cu!(cuEventRecord, ready, first).ok()?;
+            cu!(cuStreamWaitEvent, stream, ready, 0 as c_uint).ok()?;
+            let mut block: CUdeviceptr = 0;
+            cu!(cuMemAllocAsync, &mut block, BYTES, stream).ok()?;
+            launch(self.fill, stream, (block, self.seed(10 + at), rounds))?;
+            let to = self.results + ((STEPS + 1 + at) * BYTES) as u64;
+            cu!(cuMemcpyDtoDAsync_v2, to, block, BYTES, stream).ok()?;
+            cu!(cuMemFreeAsync, block, stream).ok()?;
+            cu!(cuEventRecord, done, stream).ok()?;
+            cu!(cuStreamWaitEvent, first, done, 0 as c_uint).ok()?;
+        }
+        Ok(())
+    }
+
     fn is_right(&self, rounds: u32) -> bool {
         // SAFETY: the block has room for as many, and nothing is in flight.
-        let all = unsafe { std::slice::from_raw_parts(self.pinned, (STEPS + 1) * WORDS) };
+        let all = unsafe { std::slice::from_raw_parts(self.pinned, RESULTS * WORDS) };
         let kernel = |at: usize, step: usize| {
             let word = rounds.wrapping_mul(at as u32);
             word.wrapping_mul(self.seed(step))
         };
-        let (steps, last) = all.split_at(STEPS * WORDS);
-        let steps = steps.chunks(WORDS).enumerate();
-        let steps: Vec<bool> = steps
-            .map(|(step, words)| {
-                let mut words = words.iter().enumerate();
-                words.all(|(at, word)| *word == kernel(at, step))
-            })
-            .collect();
+        let rows: Vec<&[u32]> = all.chunks(WORDS).collect();
+        let (steps, last, pooled) = (&rows[..STEPS], rows[STEPS], &rows[STEPS + 1..]);
+        let is_of = |words: &[u32], step: usize| {
+            let mut words = words.iter().enumerate();
+            words.all(|(at, word)| *word == kernel(at, step))
+        };
+        let steps = steps.iter().zip(0..).chain(pooled.iter().zip(10..));
+        let steps: Vec<bool> = steps.map(|(words, step)| is_of(words, step)).collect();
         let copied = last.iter().enumerate().all(|(at, word)| {
             *word
                 == match at {

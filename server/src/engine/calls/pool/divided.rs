@@ -2,12 +2,13 @@
 
 use crate::engine::base::account::Memory;
 use crate::engine::base::call_error::CallError;
+use crate::engine::base::journal::Refusal;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::memory::with_room;
 use crate::engine::calls::reply::Reply;
 use crate::engine::gpu::Gpu;
 use crate::engine::lasting::pools::describe_chunk;
-use crate::engine::objects::pools::divided::Point;
+use crate::engine::objects::pools::divided::{Divided, Point};
 use crate::engine::objects::streams::Role;
 use crate::engine::session::Session;
 use crate::engine::session::objects::Objects;
@@ -22,6 +23,7 @@ pub fn alloc(session: &mut Session, shared: &Shared, body: &PoolAlloc, index: us
     let device = session.objects.pools.pools.get(body.pool)?.device;
     let stream = session.objects.streams.at(index)?.number;
     let wanted = (Memory::Device(device), body.len);
+    release_withheld(session, shared, body.pool);
     let start = with_room(session, shared, wanted, |session| {
         match take(session, &shared.gpu, body, stream)? {
             Some(start) => Ok(start),
@@ -74,7 +76,31 @@ fn take(
     };
     let memory = pools.divided_mut(body.pool);
     let memory = memory.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-    Ok(memory.take(body.len, number, is_done))
+    let before = memory.collected();
+    let found = memory.take(body.len, number, is_done);
+    if memory.collected() != before {
+        // Work that used it would run again beside the next work that does.
+        session.note_amid_work(Refusal::Memory);
+    }
+    Ok(found)
+}
+
+/// Makes memory of a pool available that work of an earlier server may have used, once the client has waited for that work.
+fn release_withheld(session: &mut Session, shared: &Shared, pool: u64) {
+    let withholds = |session: &Session| {
+        let memory = session.objects.pools.divided(pool);
+        memory.is_some_and(Divided::withholds)
+    };
+    if !withholds(session)
+        || session.has_unawaited()
+        || session.inbox.held.any()
+        || session.has_work_in_flight(&shared.gpu)
+    {
+        return;
+    }
+    if let Some(memory) = session.objects.pools.divided_mut(pool) {
+        memory.release();
+    }
 }
 
 /// Adds memory to a pool, enough for an allocation.

@@ -140,6 +140,10 @@ pub struct Divided {
     ready: Ranges,
     /// By the number of the stream.
     behind: BTreeMap<u32, Behind>,
+    /// Ranges that no allocation may have yet: work of an earlier server that runs again may use them.
+    withheld: Vec<(u64, u64)>,
+    /// How often freed ranges were made available to all streams.
+    collected: u64,
     /// Bytes of all chunks.
     reserved: u64,
     /// Bytes in use, as requested.
@@ -163,6 +167,8 @@ impl Divided {
             chunks: BTreeMap::new(),
             ready: Ranges::default(),
             behind: BTreeMap::new(),
+            withheld: Vec::new(),
+            collected: 0,
             reserved: 0,
             used: 0,
             highest: [0; 2],
@@ -205,7 +211,32 @@ impl Divided {
             }
         }
         self.behind.retain(|_, behind| !behind.is_empty());
+        self.collected += u64::from(any);
         any
+    }
+
+    /// How often freed ranges were made available to all streams: without the order of the free's stream.
+    pub fn collected(&self) -> u64 {
+        self.collected
+    }
+
+    /// Withholds free memory from allocations until [`Divided::release`].
+    pub fn withhold(&mut self) {
+        let ready = std::mem::take(&mut self.ready);
+        self.withheld.extend(ready.by_start);
+    }
+
+    /// Whether ranges are withheld.
+    pub fn withholds(&self) -> bool {
+        !self.withheld.is_empty()
+    }
+
+    /// Makes withheld ranges available.
+    pub fn release(&mut self) {
+        for range in std::mem::take(&mut self.withheld) {
+            let begins = |at| self.chunks.contains_key(&at);
+            self.ready.give_back(range, begins);
+        }
     }
 
     /// Bytes by which the pool is to grow for an allocation, the best value first.
@@ -252,6 +283,14 @@ impl Divided {
         behind.ops = behind.ops.max(ops);
         let begins = |at| self.chunks.contains_key(&at);
         behind.ranges.give_back((start, room), begins);
+    }
+
+    /// Whether `[address, address + len)` lies in one of its chunks.
+    pub fn has(&self, address: u64, len: u64) -> bool {
+        let below = self.chunks.range(..=address).next_back();
+        below.is_some_and(|(start, chunk)| {
+            address - start < chunk.len && len <= chunk.len - (address - start)
+        })
     }
 
     /// Whether it may have a chunk without allocations.
@@ -408,6 +447,37 @@ mod tests {
         assert!(grown <= 4, "{grown}");
         let own = memory.take(UNIT, 2, |_| false);
         assert!(own.is_some(), "in the order of the stream");
+    }
+
+    #[test]
+    fn withheld_ranges_are_not_taken_until_they_are_released() {
+        let mut memory = Divided::new(Ordinal::of_test(0));
+        let range = (0, 4 * UNIT);
+        memory.ready.insert(range.0, range.1);
+        memory.adopt(UNIT, UNIT).expect("free");
+        memory.withhold();
+        assert!(memory.withholds());
+        assert_eq!(memory.take(UNIT, 1, |_| true), None);
+        // Freed since: behind the work that runs again in its stream.
+        memory.free(UNIT, UNIT, (1, 5));
+        assert_eq!(memory.take(UNIT, 1, |_| false), Some(UNIT));
+        memory.release();
+        assert!(!memory.withholds());
+        let rest = [UNIT, 2 * UNIT, UNIT].map(|len| memory.take(len, 1, |_| true));
+        assert_eq!(rest, [Some(0), Some(2 * UNIT), None]);
+    }
+
+    #[test]
+    fn memory_that_leaves_the_order_of_its_stream_is_counted() {
+        let mut memory = Divided::new(Ordinal::of_test(0));
+        memory.ready.insert(0, UNIT);
+        let start = memory.take(UNIT, 1, |_| false).expect("ready");
+        memory.free(start, UNIT, (1, 1));
+        assert_eq!(memory.take(UNIT, 1, |_| true), Some(start));
+        assert_eq!(memory.collected(), 0, "in the order of the stream");
+        memory.free(start, UNIT, (1, 2));
+        assert_eq!(memory.take(UNIT, 2, |_| true), Some(start));
+        assert_eq!(memory.collected(), 1);
     }
 
     #[test]

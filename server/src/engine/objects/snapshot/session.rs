@@ -3,6 +3,7 @@
 use super::{BUSY, Contents, Neighbourhood, Place, bytes_of};
 use crate::engine::base::bounds;
 use crate::engine::base::description::Record;
+use crate::engine::base::journal::Refusal;
 use crate::engine::base::kinds::Kind;
 use crate::engine::calls::graph::saved::save_graphs;
 use crate::engine::calls::module::separate;
@@ -76,7 +77,9 @@ impl Session {
     /// saved after their launches.
     fn graphs_change_nothing(&self) -> bool {
         let has_time = |event: &Event| event.flags & CU_EVENT_DISABLE_TIMING == 0;
-        self.objects.globals.is_empty()
+        let names_variables =
+            !self.objects.globals.is_empty() && self.objects.graphs.may_name_any();
+        !names_variables
             && !self.objects.functions.iter().any(|one| one.keeps)
             && !self.objects.events.iter().any(has_time)
     }
@@ -157,7 +160,8 @@ impl Session {
         }
         self.lasting.saved.note_time(began.elapsed());
         self.lasting.saved.rests = None;
-        self.note_saved_amid();
+        // Executed again, commands would begin from another state than at first.
+        self.note_amid_work(Refusal::Saved);
         self.note_bonds(&shared.images);
     }
 
