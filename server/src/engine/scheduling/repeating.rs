@@ -2,6 +2,7 @@
 //! (docs/design/0022-replay.md).
 
 use crate::engine::base::journal::Entry;
+use crate::engine::objects::streams::Stream;
 use crate::engine::scheduling::dispatch::{self, Step, step};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -94,8 +95,13 @@ fn work(shared: &Shared, session: &mut Session, until: Instant) -> Result<(), St
         }
         if !session.inbox.held.any() {
             session.shared.description.set_deferred(false);
-            let mut streams = session.objects.streams.iter();
-            if streams.all(|stream| stream.is_drained(&shared.gpu)) {
+            let is_drained = |stream: &Stream| stream.is_drained(&shared.gpu);
+            if session.objects.streams.iter().all(is_drained) {
+                // Marks that were written before are not written again, so that none may cover the work.
+                if !shared.gpu.is_lost() {
+                    let streams = session.objects.streams.iter_mut();
+                    streams.for_each(Stream::settle_progress);
+                }
                 break;
             }
         }
