@@ -301,6 +301,11 @@ fn pools_and_memory_allocated_from_them_go_on_as_they_were() {
 }
 
 #[test]
+fn registered_memory_goes_on_as_it_was() {
+    go_on_as_they_were("register", "registered");
+}
+
+#[test]
 fn events_say_when_they_were_recorded_by_the_server_before() {
     let place = daemon();
     let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();

@@ -463,6 +463,7 @@ mod kinds {
     pub use crate::engine::calls::graph::saved::{Graph, GraphExec};
     pub use crate::engine::calls::module::Variable;
     pub use crate::engine::calls::{Makes, Sets};
+    pub use crate::engine::lasting::files::Registered;
     pub use crate::engine::lasting::memory::{Host, Memory};
     pub use crate::engine::lasting::messages::{Client, Leaves};
     pub use crate::engine::lasting::pools::{Pool, PoolMemory};

@@ -38,10 +38,13 @@ fn role(op: Op) -> Role {
         | Op::MarkEvent
         | Op::GraphLaunch => Role::Repeats,
         Op::StreamCreate | Op::EventCreate | Op::GraphUpload | Op::LimitMemory => Role::Passes,
+        // It binds the session if the description does not have it.
+        Op::FileRegister => Role::Passes,
         Op::StreamDestroy
         | Op::EventDestroy
         | Op::MemRelease
         | Op::HostFree
+        | Op::FileUnregister
         | Op::ImageUnload
         | Op::ImageLeave
         | Op::AddressFree
@@ -331,10 +334,21 @@ mod tests {
         for op in [Op::HostFunction, Op::MemOp, Op::ManagedMove, Op::PoolFree] {
             assert_eq!(role(op), Role::Cannot, "{op:?}");
         }
-        for op in [Op::EventDestroy, Op::GraphExecUpdate, Op::GraphNode] {
+        for op in [
+            Op::EventDestroy,
+            Op::GraphExecUpdate,
+            Op::GraphNode,
+            Op::FileUnregister,
+        ] {
             assert_eq!(role(op), Role::Changes, "{op:?}");
         }
-        for op in [Op::MemGrant, Op::ImageLoad, Op::EventQuery, Op::EventCreate] {
+        for op in [
+            Op::MemGrant,
+            Op::ImageLoad,
+            Op::EventQuery,
+            Op::EventCreate,
+            Op::FileRegister,
+        ] {
             assert_eq!(role(op), Role::Passes, "{op:?}");
         }
     }
