@@ -1,6 +1,6 @@
 //! The keeper: a process that holds descriptors for a server, so that the objects behind them outlive it. Device
-//! memory, pinned memory, segments, connections and descriptions of sessions remain available to the next server when a
-//! server is killed, crashes, or loses its context.
+//! memory, pinned and registered memory, segments, connections and descriptions of sessions remain available to the
+//! next server when a server is killed, crashes, or loses its context.
 //!
 //! It does nothing else, does not use the driver, and ends when the last copy of its connection is closed: the server
 //! has one, and the daemon has one for the next server. No other process can request a descriptor.
@@ -51,13 +51,15 @@ pub enum Kind {
     Pack = 9,
     /// File with the content of device memory, by the memory's address.
     Stored = 10,
+    /// A client's file that is registered memory, by the memory's address.
+    File = 11,
 }
 
 /// Changes with the meaning of the kinds.
-pub const FORMAT: u64 = 3;
+pub const FORMAT: u64 = 4;
 
 impl Kind {
-    const ALL: [Kind; 10] = [
+    const ALL: [Kind; 11] = [
         Kind::Description,
         Kind::Segment,
         Kind::Bell,
@@ -68,6 +70,7 @@ impl Kind {
         Kind::Physical,
         Kind::Pack,
         Kind::Stored,
+        Kind::File,
     ];
     /// Kinds of which each session has exactly one.
     pub const OF_SESSION: [Kind; 4] = [Kind::Description, Kind::Segment, Kind::Bell, Kind::Socket];

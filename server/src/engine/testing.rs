@@ -27,12 +27,15 @@ use super::gpu::Gpu;
 use super::gpu::client_segment::Segment;
 use super::gpu::devices::Devices;
 use super::gpu::host::{HostArena, Registration};
+use super::lasting::messages::begin_description;
 use super::session::{Session, SessionShared};
 use super::threads::shared::{EngineConfig, Outlets, Shared};
 use crate::admission::Admission;
+use crate::keeper::{self, Keeper};
 use crossbeam_channel::{Receiver, unbounded};
 use mpsshim_api::cuda::*;
 use mpsshim_control::closers::Stranger;
+use mpsshim_control::seqpacket;
 use mpsshim_model::client::{ClientInfo, EngineEvent};
 use mpsshim_model::host_memory::{HostMemory, Share};
 use mpsshim_model::limits::{Percentage, Terms};
@@ -280,7 +283,8 @@ impl Fixture {
 
     /// The same on several devices, with a context on each.
     pub fn with_devices(count: usize, functions: &[(&'static str, Function)]) -> Fixture {
-        Fixture::with(count, functions, HostMemory::default())
+        let usual = (HostMemory::default(), Keeping::new(None));
+        Fixture::with(count, functions, usual)
     }
 
     /// A new session whose user may have this many bytes of pinned memory beside the session's segment.
@@ -289,13 +293,24 @@ impl Fixture {
             usual: Share::Bytes(bytes + segment::SEGMENT_LEN as u64),
             ..HostMemory::default()
         };
-        Fixture::with(1, functions, bound)
+        Fixture::with(1, functions, (bound, Keeping::new(None)))
+    }
+
+    /// A new session that the next server can continue: a thread is the keeper.
+    pub fn with_keeper(functions: &[(&'static str, Function)]) -> Fixture {
+        let (own, others) = seqpacket::pair().expect("a pair");
+        std::thread::spawn(move || keeper::run(others));
+        let keeper = Arc::new(Keeper::on(own).expect("a keeper"));
+        let usual = (HostMemory::default(), Keeping::new(Some(keeper)));
+        let mut test = Fixture::with(1, functions, usual);
+        begin_description(&mut test.session, &test.shared.images);
+        test
     }
 
     fn with(
         count: usize,
         functions: &[(&'static str, Function)],
-        host_memory: HostMemory,
+        (host_memory, keeping): (HostMemory, Keeping),
     ) -> Fixture {
         let one = ONE.lock();
         ORDERED.store(0, Ordering::Relaxed);
@@ -320,7 +335,7 @@ impl Fixture {
         let gpu = Gpu::new(
             (driver, devices, arena),
             Printing::of(File::from(file)),
-            Keeping::new(None),
+            keeping,
             (config.marks, config.launch_run),
             config.host_memory.clone(),
         );

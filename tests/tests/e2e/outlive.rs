@@ -38,6 +38,22 @@ fn clients_at_rest_go_on_when_their_server_is_killed() {
     wait_until("the clients have gone", || clients(&place).is_empty());
 }
 
+#[test]
+fn clients_of_another_device_than_the_first_go_on() {
+    let devices = ("SOFTGPU_DEVICES", "2");
+    let place = daemon_with(&[devices]);
+    let env = [("CUDA_VISIBLE_DEVICES", "1"), devices];
+    let mut survivor = Survivor::start_in(place.pipe(), &env);
+    for round in 1..=3 {
+        assert_eq!(survivor.ask("register"), format!("registered {round}"));
+        assert_eq!(survivor.ask("pool"), format!("pooled {round}"));
+        survivor.round();
+        end_server(&place, 1, 0);
+    }
+    survivor.round();
+    survivor.end();
+}
+
 /// User and group of a server's process, with the groups that it has besides.
 fn identity(place: &Place) -> [String; 3] {
     let pid = server(place).expect("a server");
@@ -298,6 +314,11 @@ fn graphs_with_conditional_nodes_go_on_as_they_were() {
 #[test]
 fn pools_and_memory_allocated_from_them_go_on_as_they_were() {
     go_on_as_they_were("pool", "pooled");
+}
+
+#[test]
+fn registered_memory_goes_on_as_it_was() {
+    go_on_as_they_were("register", "registered");
 }
 
 #[test]

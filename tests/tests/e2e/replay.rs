@@ -26,15 +26,25 @@ fn repeated(place: &Place) -> usize {
 
 #[test]
 fn work_in_flight_runs_again_after_kills_at_any_instant() {
+    repeats_after_kills("infer");
+}
+
+#[test]
+fn work_in_flight_with_registered_memory_runs_again() {
+    repeats_after_kills("infer-registered");
+}
+
+/// Kills the server until work of a client that serves such requests has run again ten times.
+fn repeats_after_kills(request: &str) {
     let place = daemon();
     let mut survivor = Survivor::start_with_replay(&place);
-    assert!(requests(&survivor.ask("infer 50")) > 0);
+    assert!(requests(&survivor.ask(&format!("{request} 50"))) > 0);
     // Whether a kill finds work in flight depends on the machine.
     let mut round = 0u64;
     while repeated(&place) < 10 {
         assert!(round < 200, "{}", place.log("server.log"));
         round += 1;
-        survivor.say("infer 300");
+        survivor.say(&format!("{request} 300"));
         std::thread::sleep(Duration::from_micros(20_000 + round * 7_919 % 100_000));
         end_server(&place);
         let answer = survivor.program.line();

@@ -200,21 +200,31 @@ fn loops_in_graphs_go_to_the_next_server() {
     survivor.end();
 }
 
-#[test]
-fn pools_go_to_the_next_server() {
+/// Two clients whose requests are answered with their number go to the next server five times.
+fn go_to_the_next_server(request: &str, answer: &str) {
     let place = daemon();
     let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
     for round in 1..=5 {
         for survivor in &mut survivors {
-            assert_eq!(survivor.ask("pool"), format!("pooled {round}"));
+            assert_eq!(survivor.ask(request), format!("{answer} {round}"));
         }
         restart(&place, &["-t", "600"]).expect("a restart");
     }
     for survivor in &mut survivors {
-        assert_eq!(survivor.ask("pool"), "pooled 6");
+        assert_eq!(survivor.ask(request), format!("{answer} 6"));
         survivor.round();
     }
     survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
+fn pools_go_to_the_next_server() {
+    go_to_the_next_server("pool", "pooled");
+}
+
+#[test]
+fn registered_memory_goes_to_the_next_server() {
+    go_to_the_next_server("register", "registered");
 }
 
 #[test]
@@ -225,6 +235,7 @@ fn sessions_that_part_again_and_again_keep_all_they_have() {
     for part in 1..=4 {
         for survivor in &mut moving {
             assert_eq!(survivor.ask("pool"), format!("pooled {part}"));
+            assert_eq!(survivor.ask("register"), format!("registered {part}"));
         }
         let mut bound = Survivor::start(&place);
         assert_eq!(bound.ask("graph"), "graph");

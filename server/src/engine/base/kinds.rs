@@ -49,6 +49,8 @@ macro_rules! for_each_kind {
             Pool = 26: 1, Memory, WithObject;
             /// Device memory that the server has divided for a pool; the key is its address.
             PoolMemory = 27: 1, Memory, Alone;
+            /// Registered memory, which is a file of the client's; the key is its address.
+            Registered = 28: 1, Memory, Alone;
         }
     };
 }
@@ -183,7 +185,7 @@ mod tests {
     fn a_number_names_its_kind() {
         let known = (0..100).filter_map(Kind::of);
         let known: Vec<Kind> = known.collect();
-        assert_eq!(known.len(), 21);
+        assert_eq!(known.len(), 22);
         assert!(
             known
                 .iter()

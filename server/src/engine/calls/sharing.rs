@@ -12,6 +12,7 @@ use crate::engine::calls::pool;
 use crate::engine::calls::virtual_memory::{may_be_exported_memory, send_descriptor};
 use crate::engine::gpu::devices::Grant;
 use crate::engine::lasting::describe_gone;
+use crate::engine::lasting::files::{describe_file, describe_file_end};
 use crate::engine::lasting::memory as lasting;
 use crate::engine::objects::files::{Payment, bytes_mapped};
 use crate::engine::session::Session;
@@ -25,7 +26,7 @@ use mpsshim_proto::message::memory::{
     PoolImportPointer, RangeHandle,
 };
 use mpsshim_proto::message::{Object, Range};
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, atomic};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -261,6 +262,8 @@ pub fn file_register(
     })?;
     let (start, len) = (file.start(), body.len);
     session.objects.files.insert(start, file);
+    let place = (start, device.ordinal.into());
+    describe_file(session, &shared.images, place, &parts, fd.as_fd());
     Ok(Range { start, len }.as_bytes().to_vec())
 }
 
@@ -295,6 +298,8 @@ pub fn file_unregister(
         .files
         .remove(&body.object)
         .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    // Before its addresses can become those of other memory.
+    describe_file_end(session, &shared.images, body.object);
     shared.lanes.bury(Buried::File(file.leave()));
     Ok(())
 }

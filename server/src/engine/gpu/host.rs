@@ -361,14 +361,7 @@ impl HostArena {
     ) -> Result<HostBlock, CUresult> {
         device.make_current(driver)?;
         let host = paid.account.take(Memory::Host, len)?;
-        let room = {
-            let mut addresses = self.addresses.lock();
-            let room = addresses.round_up(len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            addresses
-                .take_at(start, room)
-                .ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            room
-        };
+        let room = self.take_at(start, len).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let file = MemoryFile::adopt(file);
         // SAFETY: the range was taken from the reserved arena and is exclusively ours until it is given back.
         let mapping = unsafe { Mapping::at(start, file.as_fd(), len as usize) };
@@ -409,6 +402,14 @@ impl HostArena {
         let room = addresses.round_up(len).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let start = addresses.take(room).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         Ok((start, room))
+    }
+
+    /// Takes these addresses for `len` bytes, and returns the number of bytes taken. `None` if they are in use or are not
+    /// the arena's.
+    pub fn take_at(&self, start: u64, len: u64) -> Option<u64> {
+        let mut addresses = self.addresses.lock();
+        let room = addresses.round_up(len)?;
+        addresses.take_at(start, room).map(|()| room)
     }
 
     /// Returns addresses to the arena and reserves them again.

@@ -14,6 +14,7 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::arena;
 use mpsshim_proto::shm::PAGE;
 use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
+use serde::{Deserialize, Serialize};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Range in which a client's mappings usually lie and the server makes none itself. A file is mapped at the client's
@@ -32,6 +33,39 @@ enum Addresses {
     Host(u64),
     /// Those of managed memory that was device memory.
     Managed,
+}
+
+/// State from which the next server registers a file again at the same address.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileState {
+    /// Offset and bytes of each part of the file, in the order of their addresses.
+    pub parts: Vec<(u64, u64)>,
+    /// The server's ordinal of the device.
+    pub device: u32,
+    /// Whether the addresses are the client's own; otherwise they are the host arena's.
+    pub at_clients: bool,
+    /// Whether devices may write to it.
+    pub writable: bool,
+}
+
+/// Why a file of an earlier server cannot be registered again.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAdopted {
+    /// The client has truncated it, or the state is not valid.
+    #[error("its file has become shorter")]
+    Shorter,
+    /// The process has other memory at its addresses.
+    #[error("its addresses are in use in this server")]
+    InUse,
+    /// Memory or limits do not suffice, or the driver refuses it.
+    #[error("{0}")]
+    Status(CUresult),
+}
+
+impl From<CUresult> for NotAdopted {
+    fn from(status: CUresult) -> NotAdopted {
+        NotAdopted::Status(status)
+    }
 }
 
 /// A registered mapping of a client's file.
@@ -65,6 +99,20 @@ impl FileRegistration {
     /// Whether devices may write to it.
     pub fn is_writable(&self) -> bool {
         self.writable
+    }
+    /// State for the next server; `None` at addresses of managed memory, which the next server cannot have there.
+    pub fn state(&self, parts: &[(u64, u64)], device: u32) -> Option<FileState> {
+        let at_clients = match self.addresses {
+            Addresses::Clients => true,
+            Addresses::Host(_) => false,
+            Addresses::Managed => return None,
+        };
+        Some(FileState {
+            parts: parts.to_vec(),
+            device,
+            at_clients,
+            writable: self.writable,
+        })
     }
     /// Populates the pages, so that the driver, which cannot be interrupted, finds them. Returns `false` if `stop` said
     /// so. A client that truncates its file, or a kernel before 5.14, leaves that to the driver.
@@ -241,6 +289,11 @@ fn map_parts(
     Some(())
 }
 
+/// Whether `len` bytes from this address on are where clients' mappings usually lie.
+fn is_among_clients(at: u64, len: u64) -> bool {
+    CLIENT_MAPPINGS.contains(&at) && len <= CLIENT_MAPPINGS.end - at
+}
+
 /// Reserves `[at, at + len)` if nothing is mapped there.
 fn reserve(at: u64, len: u64) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -291,7 +344,7 @@ impl HostArena {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let managed = arena::is_managed(wish);
-        let fits = CLIENT_MAPPINGS.contains(&wish) && mapped <= CLIENT_MAPPINGS.end - wish;
+        let fits = is_among_clients(wish, mapped);
         let map_at = |start| map_parts(start, parts, mapped, writable, fd);
         let at_wish = fits && reserve(wish, mapped) && {
             let done = map_at(wish).is_some();
@@ -325,7 +378,59 @@ impl HostArena {
             pin,
             _place: place,
         };
-        let read_only = if writable {
+        self.register_mapped(driver, file, stop)
+    }
+
+    /// Maps a file that an earlier server had registered at `start`, and registers it there again.
+    ///
+    /// # Errors
+    /// [`NotAdopted`].
+    pub fn adopt_file(
+        &self,
+        driver: &Driver,
+        fd: &OwnedFd,
+        (start, state): (u64, &FileState),
+        Payment { charge, pin, place }: Payment,
+    ) -> Result<FileRegistration, NotAdopted> {
+        let FileState {
+            ref parts,
+            writable,
+            ..
+        } = *state;
+        let sizes = bytes_mapped(fd, parts, start);
+        let (len, mapped) = sizes.map_err(|_| NotAdopted::Shorter)?;
+        let addresses = if state.at_clients {
+            let is_free = is_among_clients(start, mapped) && reserve(start, mapped);
+            is_free.then_some(Addresses::Clients)
+        } else {
+            self.take_at(start, mapped).map(Addresses::Host)
+        };
+        let file = FileRegistration {
+            start,
+            len,
+            mapped,
+            addresses: addresses.ok_or(NotAdopted::InUse)?,
+            writable,
+            _charge: charge,
+            pin,
+            _place: place,
+        };
+        if map_parts(start, parts, mapped, writable, fd).is_none() {
+            self.unmap_file(&file);
+            return Err(CUDA_ERROR_OUT_OF_MEMORY.into());
+        }
+        // The pages exist, unless the client has removed them.
+        Ok(self.register_mapped(driver, file, &|| false)?)
+    }
+
+    /// Populates and registers a file that is mapped. On failure it is not mapped any more.
+    fn register_mapped(
+        &self,
+        driver: &Driver,
+        file: FileRegistration,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<FileRegistration, CUresult> {
+        let read_only = if file.writable {
             0
         } else {
             CU_MEMHOSTREGISTER_READ_ONLY
@@ -335,7 +440,7 @@ impl HostArena {
             self.unmap_file(&file);
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
-        if let Err(status) = driver.mem_host_register(file.start, len as usize, flags) {
+        if let Err(status) = driver.mem_host_register(file.start, file.len as usize, flags) {
             self.unmap_file(&file);
             return Err(status);
         }

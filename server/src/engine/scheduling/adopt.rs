@@ -230,8 +230,8 @@ fn begin(shared: &Arc<Shared>, id: u64, left: &mut Left, spent: &mut Spent) -> R
     let info = session.shared.info.clone();
     shared.roster.tell(EngineEvent::Connected(info));
     session.enter();
-    records.sort_by_key(|record| record.kind.stage());
-    let memory = records.partition_point(|record| record.kind.stage() <= Stage::Memory);
+    records.sort_by_key(stage_of);
+    let memory = records.partition_point(|record| stage_of(record) <= Stage::Memory);
     let others = records.split_off(memory);
     match realise(shared, &mut session, &records, left, spent) {
         Ok(()) => Ok(Begun {
@@ -243,6 +243,14 @@ fn begin(shared: &Arc<Shared>, id: u64, left: &mut Left, spent: &mut Spent) -> R
             dispatch::end(shared, session, Some(why.clone()));
             Err(why)
         }
+    }
+}
+
+/// Memory of a device needs its context, so that comes before.
+fn stage_of(record: &Record) -> Stage {
+    match (record.kind, Op::from_u16(record.op)) {
+        (Kind::Makes, Some(Op::Attach)) => Stage::First,
+        _ => record.kind.stage(),
     }
 }
 
@@ -466,6 +474,7 @@ mod kinds {
     pub use crate::engine::calls::graph::saved::{Graph, GraphExec};
     pub use crate::engine::calls::module::Variable;
     pub use crate::engine::calls::{Makes, Sets};
+    pub use crate::engine::lasting::files::Registered;
     pub use crate::engine::lasting::memory::{Host, Memory};
     pub use crate::engine::lasting::messages::{Client, Leaves};
     pub use crate::engine::lasting::pools::{Pool, PoolMemory};

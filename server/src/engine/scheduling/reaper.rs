@@ -14,6 +14,7 @@ use crate::engine::calls::array::take_arrays;
 use crate::engine::calls::capture::abandon_captures;
 use crate::engine::calls::module::forget_offer;
 use crate::engine::images::instances::Image;
+use crate::engine::lasting::files::name_of_file;
 use crate::engine::lasting::memory::forget_content;
 use crate::engine::lasting::virtual_memory::name_of_physical;
 use crate::engine::objects::awaited::release::Release;
@@ -232,6 +233,9 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
             .gpu
             .keeping
             .forget(Name::numbered(keeper::Kind::Host, *start));
+    }
+    for start in session.objects.files.keys() {
+        shared.gpu.keeping.forget(name_of_file(*start));
     }
     if let Some(begun) = session.objects.host_begun.take() {
         shared.gpu.arena.abandon(begun);

@@ -75,7 +75,7 @@ impl Objects {
             sharing,
             peers,
             helpers,
-            files,
+            files: _,
             host: _,
             host_begun: _,
             host_spare: _,
@@ -104,7 +104,6 @@ impl Objects {
                 .with(pools.bonds(), true)
                 .with(Bonds::SHARED, !sharing.is_untouched())
                 .with(Bonds::PARTITIONS, !resources.is_empty())
-                .with(Bonds::REGISTERED, !files.is_empty())
                 .with(Bonds::LINKERS, links.len() > 0),
             Annex => {
                 let mut loaded = images.iter().chain(libraries.iter());
@@ -149,6 +148,7 @@ impl Lasting {
             .with(self.saved.bonds(), true)
             .with(self.times.bonds(), true)
             .with(Bonds::IMAGES, self.binding_images)
+            .with(Bonds::REGISTERED, !self.unkept_files.is_empty())
             .with(Bonds::SHARED, self.shares)
             .with(Bonds::MANY, self.undescribed || self.far_streams)
     }

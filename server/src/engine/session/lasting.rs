@@ -11,6 +11,8 @@ pub struct Lasting {
     pub kept: bool,
     /// The keeper does not hold some memory of the session.
     pub unkept_memory: bool,
+    /// Addresses of registered memory that the next server cannot register again.
+    pub unkept_files: HashSet<u64>,
     /// Images of the session whose content the keeper does not hold.
     pub unkept_images: HashSet<u64>,
     /// Some state did not fit into the description.
@@ -43,6 +45,7 @@ impl Lasting {
         Lasting {
             kept: false,
             unkept_memory: false,
+            unkept_files: HashSet::new(),
             unkept_images: HashSet::new(),
             undescribed: false,
             binding_images: false,

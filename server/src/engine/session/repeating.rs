@@ -41,10 +41,13 @@ fn role(op: Op) -> Role {
         Op::StreamCreate | Op::EventCreate | Op::GraphUpload | Op::LimitMemory => Role::Passes,
         // The description has the allocations. Memory that goes to other work than behind its free is noted where it does.
         Op::PoolCreate | Op::PoolAlloc | Op::PoolFree => Role::Passes,
+        // It binds the session if the description does not have it.
+        Op::FileRegister => Role::Passes,
         Op::StreamDestroy
         | Op::EventDestroy
         | Op::MemRelease
         | Op::HostFree
+        | Op::FileUnregister
         | Op::ImageUnload
         | Op::ImageLeave
         | Op::AddressFree
@@ -343,7 +346,12 @@ mod tests {
         for op in [Op::HostFunction, Op::MemOp, Op::ManagedMove] {
             assert_eq!(role(op), Role::Cannot, "{op:?}");
         }
-        for op in [Op::EventDestroy, Op::GraphExecUpdate, Op::GraphNode] {
+        for op in [
+            Op::EventDestroy,
+            Op::GraphExecUpdate,
+            Op::GraphNode,
+            Op::FileUnregister,
+        ] {
             assert_eq!(role(op), Role::Changes, "{op:?}");
         }
         for op in [
@@ -352,6 +360,7 @@ mod tests {
             Op::EventQuery,
             Op::EventCreate,
             Op::PoolFree,
+            Op::FileRegister,
         ] {
             assert_eq!(role(op), Role::Passes, "{op:?}");
         }

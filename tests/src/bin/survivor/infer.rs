@@ -32,10 +32,16 @@ pub struct Infer {
 }
 
 impl Infer {
-    pub fn new(fill: CUfunction, streams: [CUstream; 2]) -> Status<Infer> {
+    /// The results come to pinned memory, or to registered memory.
+    pub fn new(fill: CUfunction, streams: [CUstream; 2], registers: bool) -> Status<Infer> {
         let mut pinned = null_mut::<c_void>();
         let bytes = RESULTS * BYTES;
-        cu!(cuMemHostAlloc, &mut pinned, bytes, 0 as c_uint).ok()?;
+        if registers {
+            pinned = vec![0u32; bytes / 4].leak().as_mut_ptr().cast();
+            cu!(cuMemHostRegister_v2, pinned, bytes, 0 as c_uint).ok()?;
+        } else {
+            cu!(cuMemHostAlloc, &mut pinned, bytes, 0 as c_uint).ok()?;
+        }
         let mut events = [CUevent::NULL; 2];
         for event in &mut events {
             cu!(cuEventCreate, event, CU_EVENT_DISABLE_TIMING).ok()?;

@@ -18,12 +18,14 @@
 //! - `loop`: the same with graphs that have conditional nodes; `looped N`;
 //! - `pool`: looks whether pools, their settings and what was allocated from them are what they were, and changes them;
 //!   `pooled N` with the number of times;
+//! - `register`: looks whether registered memory holds what it held at the addresses that it had, changes it, and registers
+//!   some of it anew; `registered N` with the number of times;
 //! - `count`: looks whether variables of an image hold what they held after the last time, then has kernels count in them and
 //!   copies to one; `counted N` with the number of kernels that have counted. `count 1`: by a graph from now on;
 //! - `link`: leaves the address of a variable in another one; `linked`;
 //! - `share`: offers a block of device memory to other processes; `shared`;
 //! - `infer MS`: serves requests for some milliseconds and looks at their results; always has kernels in flight;
-//!   `inferred N` with the number of requests;
+//!   `inferred N` with the number of requests. `infer-registered MS`, at first: the results come to registered memory;
 //! - `wait MS`: launches a host function that takes some milliseconds; `waits`;
 //! - `call MS`: launches a host function that prints `called`, and a kernel that takes some milliseconds, and waits; the status;
 //! - `sparse BYTES`: allocates so many bytes of device memory, zero but for one word; again: looks whether they are what they
@@ -36,6 +38,7 @@ mod graphs;
 mod infer;
 mod loops;
 mod pools;
+mod registered;
 mod remains;
 mod sparse;
 
@@ -46,6 +49,7 @@ use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use mpsshim_tests::peer::{PTX, asserting_ptx, new_ptx, variables_ptx};
 use pools::Pools;
+use registered::Registered;
 use sparse::Sparse;
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
@@ -506,6 +510,7 @@ fn run() -> Status<bool> {
     let mut loops: Option<Loops> = None;
     let mut infer: Option<Infer> = None;
     let mut pools: Option<Pools> = None;
+    let mut registered: Option<Registered> = None;
     say("started");
     for line in io::stdin().lock().lines() {
         let line = line.unwrap_or_default();
@@ -607,10 +612,22 @@ fn run() -> Status<bool> {
                 pools = Some(own);
                 say(&format!("pooled {round}"));
             }
-            "infer" => {
+            "register" => {
+                let mut own = match registered.take() {
+                    Some(own) => own,
+                    None => Registered::new(state.fill, state.streams[0])?,
+                };
+                let Some(round) = own.round()? else {
+                    return Ok(false);
+                };
+                registered = Some(own);
+                say(&format!("registered {round}"));
+            }
+            "infer" | "infer-registered" => {
+                let registers = command == "infer-registered";
                 let mut own = match infer.take() {
                     Some(own) => own,
-                    None => Infer::new(state.fill, state.streams)?,
+                    None => Infer::new(state.fill, state.streams, registers)?,
                 };
                 let Some(requests) = own.serve(argument, 400)? else {
                     return Ok(false);
