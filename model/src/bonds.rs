@@ -56,6 +56,10 @@ bonds! {
 }
 
 impl Bonds {
+    /// Bonds until the session has been saved at rest.
+    pub const UNTIL_SAVED: Bonds =
+        Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::CHANGED_GRAPHS.0 | Bonds::TIMES.0);
+
     /// Whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0

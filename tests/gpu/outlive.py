@@ -165,6 +165,16 @@ def start_all(system, processes, options):
     return clients
 
 
+def await_rounds(rounds, begun, seconds):
+    """Waits until each client has made a round that it began after it had begun this many, or is lost."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        waits = [one.done <= before for one, before in zip(rounds, begun) if one.answer.startswith("ok")]
+        if not any(waits):
+            return
+        time.sleep(0.02)
+
+
 def look_at_bonds(system, rounds, seconds):
     """What binds clients between two rounds, sampled for so long: the part of the samples for each reason."""
     found, samples = {one: {} for one in rounds}, {one: 0 for one in rounds}
@@ -228,8 +238,8 @@ def drill(system, processes, options):
                 print(f"{what} {found[what][0] + 1}: {said}", file=sys.stderr)
                 lost["not moved"] = lost.get("not moved", 0) + 1
             found[what][0] += 1
-            # Each client makes a round that began after it.
-            time.sleep(options.thought + 3)
+            after = [one.begun for one in rounds]
+            await_rounds(rounds, after, options.thought + PATIENCE)
             survived = [one.slowest - one.usual for one in rounds if one.answer.startswith("ok")]
             if survived:
                 pauses.append(max(0.0, *survived))

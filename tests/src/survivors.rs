@@ -2,10 +2,11 @@
 
 use crate::PATIENCE;
 use crate::artifacts::artifact;
-use crate::control_daemon::Place;
+use crate::control_daemon::{Place, wait_until};
 use crate::programs::{Running, preloaded, well};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use std::collections::HashMap;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -112,4 +113,24 @@ pub fn keepers(place: &Place) -> usize {
     let entries = std::fs::read_dir("/proc").expect("/proc");
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     names.filter(|name| mine(name)).count()
+}
+
+/// Which clients are portable, by process.
+pub fn portable(place: &Place) -> HashMap<i64, bool> {
+    let list = place.control(&["--format=json", "ps"]).out;
+    let list: serde_json::Value = serde_json::from_str(&list).unwrap_or_default();
+    let clients = list.as_array().into_iter().flatten();
+    let of = |client: &serde_json::Value| (client["pid"].as_i64(), client["portable"] == 1);
+    clients
+        .map(of)
+        .filter_map(|(pid, portable)| Some((pid?, portable)))
+        .collect()
+}
+
+/// Waits until there are so many clients and all are portable.
+pub fn wait_until_portable(place: &Place, clients: usize) {
+    wait_until("the clients are portable", || {
+        let portable = portable(place);
+        portable.len() == clients && portable.values().all(|portable| *portable)
+    });
 }

@@ -7,9 +7,9 @@ use mpsshim_tests::peer::{PTX, Peer};
 use mpsshim_tests::programs::{client, succeed};
 use mpsshim_tests::scene::{control, daemon, daemon_with, daemon_with_descriptors};
 use mpsshim_tests::survivors::{
-    ASSERT, ILLEGAL_ADDRESS, RPC_FAILURE, Survivor, clients, keepers, kill_server, server,
+    ASSERT, ILLEGAL_ADDRESS, RPC_FAILURE, Survivor, clients, keepers, kill_server, portable,
+    server, wait_until_portable,
 };
-use std::collections::HashMap;
 
 #[test]
 fn clients_at_rest_go_on_when_their_server_is_killed() {
@@ -234,25 +234,6 @@ fn kills_at_any_instant_lose_nobody_at_rest_and_corrupt_nothing() {
     assert!(lost < 30, "some rounds had ended, or not begun");
     idle.end();
     other.end();
-}
-
-/// By process.
-fn portable(place: &Place) -> HashMap<i64, bool> {
-    let list = place.control(&["--format=json", "ps"]).out;
-    let list: serde_json::Value = serde_json::from_str(&list).unwrap_or_default();
-    let clients = list.as_array().into_iter().flatten();
-    let of = |client: &serde_json::Value| (client["pid"].as_i64(), client["portable"] == 1);
-    clients
-        .map(of)
-        .filter_map(|(pid, portable)| Some((pid?, portable)))
-        .collect()
-}
-
-fn wait_until_portable(place: &Place, clients: usize) {
-    wait_until("the clients are portable", || {
-        let portable = portable(place);
-        portable.len() == clients && portable.values().all(|portable| *portable)
-    });
 }
 
 /// When all clients are portable, ends their server: by a signal or by a fault, in turns.

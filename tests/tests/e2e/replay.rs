@@ -2,7 +2,9 @@
 
 use mpsshim_tests::control_daemon::{Place, wait_until};
 use mpsshim_tests::scene::{daemon, daemon_with};
-use mpsshim_tests::survivors::{ILLEGAL_ADDRESS, RPC_FAILURE, Survivor, kill_server, server};
+use mpsshim_tests::survivors::{
+    ILLEGAL_ADDRESS, RPC_FAILURE, Survivor, kill_server, server, wait_until_portable,
+};
 use std::time::Duration;
 
 /// Kills the server, and waits for the next one.
@@ -53,6 +55,28 @@ fn repeats_after_kills(request: &str) {
             "{answer} {}",
             place.log("server.log")
         );
+    }
+    survivor.round();
+    survivor.end();
+}
+
+/// Variables and graphs are those of the last wait when the commands since run again.
+#[test]
+fn variables_and_graphs_that_have_changed_since_are_changed_again() {
+    let place = daemon();
+    let mut survivor = Survivor::start_with_replay(&place);
+    assert_eq!(survivor.ask("step 10"), "stepped 1");
+    let mut steps = 1;
+    // Whether a kill finds work in flight depends on the machine.
+    while repeated(&place) < 6 {
+        assert!(steps < 200, "{}", place.log("server.log"));
+        wait_until_portable(&place, 1);
+        steps += 1;
+        survivor.say("step 4000");
+        std::thread::sleep(Duration::from_micros(steps * 7_919 % 60_000));
+        end_server(&place);
+        let (answer, log) = (survivor.program.line(), place.log("server.log"));
+        assert_eq!(answer, format!("stepped {steps}"), "{log}");
     }
     survivor.round();
     survivor.end();

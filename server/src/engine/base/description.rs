@@ -78,6 +78,8 @@ struct Header {
     /// The session's weight if an operator has set it; 0: its initial weight.
     weight: AtomicU32,
     waiting_at: AtomicU64,
+    /// Position in the ring before the first command whose effect on variables, graphs or times is not saved.
+    bound_from: AtomicU64,
     journal: journal::Head,
     streams: [Progress; STREAMS],
 }
@@ -135,7 +137,7 @@ impl Record {
 }
 
 /// Version of the header's layout and meaning.
-const LAYOUT: u64 = 3;
+const LAYOUT: u64 = 4;
 
 /// The formats of sessions that this release restores, its own first: one for each wire that their clients may speak.
 pub const FORMATS: [u64; wire::SPOKEN.len()] = {
@@ -227,9 +229,25 @@ impl Description {
         Bonds(self.header().bonds.load(Ordering::Acquire))
     }
 
-    /// Sets the reasons that bind the session to its context.
-    pub fn set_bonds(&self, bonds: Bonds) {
-        self.header().bonds.store(bonds.0, Ordering::Release);
+    /// Sets the reasons that bind the session to its context, because of a command behind this position in the ring.
+    pub fn set_bonds(&self, bonds: Bonds, position: u64) {
+        let header = self.header();
+        let was_saved = self.bonds().0 & Bonds::UNTIL_SAVED.0 == 0;
+        if was_saved && bonds.0 & Bonds::UNTIL_SAVED.0 != 0 {
+            header.bound_from.store(position, Ordering::Relaxed);
+        }
+        header.bonds.store(bonds.0, Ordering::Release);
+    }
+
+    /// The reasons that also bind a session whose commands behind this position in the ring are executed again: these make
+    /// changes that are not saved once more.
+    pub fn bonds_at(&self, position: u64) -> Bonds {
+        let bonds = self.bonds();
+        let bound_from = self.header().bound_from.load(Ordering::Relaxed);
+        match (bound_from.wrapping_sub(position) as i64) < 0 {
+            true => bonds,
+            false => Bonds(bonds.0 & !Bonds::UNTIL_SAVED.0),
+        }
     }
 
     /// Sets whether messages are deferred.

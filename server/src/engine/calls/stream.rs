@@ -439,7 +439,10 @@ mod tests {
         let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", faults as Function)]);
         let mark = mark(&mut test);
         // As with a keeper.
-        test.session.shared.description.set_bonds(Bonds::default());
+        test.session
+            .shared
+            .description
+            .set_bonds(Bonds::default(), 0);
         let outcome = test.execute(Op::Mark, &mark, &[]);
         assert!(
             matches!(outcome, Err(Undone::Later)),

@@ -417,18 +417,23 @@ type Rings = [Consumer<RingMemory>; 2];
 
 /// Checks whether a session may be restored. Returns its rings, and the commands to execute again.
 fn may_go_on(parts: &Parts) -> Result<(Rings, InFlight), Lost> {
-    let bonds = parts.description.bonds();
+    // SAFETY: the mapping has SEGMENT_LEN bytes, and its first page is a header, which is all atomics.
+    let header = unsafe { &*parts.segment.base().cast::<segment::Header>() };
+    let rested = header.replay.0.rested.load(Ordering::Acquire);
+    let (description, journal) = (&parts.description, parts.description.journal());
+    let bonds = match journal.is_on() {
+        true => description.bonds_at(rested),
+        false => description.bonds(),
+    };
     if !bonds.is_empty() {
         return Err(format!("it was bound to its context by {bonds}"));
     }
     let flag = |slot: u32, value: u32| reached(segment::flag_of(&parts.segment, slot), value);
     let mut commands = None;
-    if !parts.description.is_at_rest(flag) {
-        // SAFETY: the mapping has SEGMENT_LEN bytes, and its first page is a header, which is all atomics.
-        let header = unsafe { &*parts.segment.base().cast::<segment::Header>() };
-        let journal = parts.description.journal();
+    // Changes that are not saved are made by executing the commands again.
+    if !description.is_at_rest(flag) || !description.bonds().is_empty() {
         commands = Some(pending(journal, header, flag)?);
-        journal.note_attempt(header.replay.0.rested.load(Ordering::Acquire))?;
+        journal.note_attempt(rested)?;
     }
     // SAFETY: the mapping has SEGMENT_LEN bytes and is kept by the session that gets the consumer.
     let ring = unsafe { RingMemory::new(parts.segment.base()) };

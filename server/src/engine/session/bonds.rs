@@ -19,13 +19,9 @@ pub enum Destination {
     Annex,
 }
 
-/// Bonds that keep a session from the next server until it has been saved at rest.
-pub const UNTIL_SAVED: Bonds =
-    Bonds(Bonds::IMAGES.0 | Bonds::VARIABLES.0 | Bonds::CHANGED_GRAPHS.0 | Bonds::TIMES.0);
-
-/// Bonds that keep a session from the next server until it is at rest: [`UNTIL_SAVED`], and printed text, which has
+/// Bonds that keep a session from the next server until it is at rest: [`Bonds::UNTIL_SAVED`], and printed text, which has
 /// been collected by then.
-pub const UNTIL_AT_REST: Bonds = Bonds(UNTIL_SAVED.0 | Bonds::PRINTS.0);
+pub const UNTIL_AT_REST: Bonds = Bonds(Bonds::UNTIL_SAVED.0 | Bonds::PRINTS.0);
 
 /// Most streams and events of a session that moves to an annex: making them again delays the sessions that work there.
 const MOST_STREAMS: usize = 64;
@@ -206,7 +202,7 @@ mod tests {
         let next = bonds(&test, Destination::NextServer);
         assert_eq!(next, Bonds::UNKEPT.with(Bonds::PRINTS, true));
         assert_eq!(next.0 & !UNTIL_AT_REST.0, Bonds::UNKEPT.0);
-        assert_ne!(next.0 & !UNTIL_SAVED.0, Bonds::UNKEPT.0);
+        assert_ne!(next.0 & !Bonds::UNTIL_SAVED.0, Bonds::UNKEPT.0);
     }
 
     #[test]

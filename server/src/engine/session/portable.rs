@@ -11,6 +11,7 @@ use crate::engine::session::lasting::Lasting;
 use crate::engine::session::{Session, SessionShared};
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::CUresult;
+use mpsshim_proto::ring::ALIGN;
 use mpsshim_proto::segment::reached;
 use std::os::fd::AsFd;
 
@@ -111,11 +112,22 @@ impl Session {
         }
     }
 
+    /// A position in the ring before the message that is being executed, and behind all that its client has waited for.
+    pub fn executed_from(&self) -> u64 {
+        let tail = self.inbox.consumer.place().position();
+        match self.inbox.held.is_replaying() {
+            // A deferred message lies before the tail; its client cannot have waited for it.
+            true => tail.wrapping_sub(u64::from(ALIGN)),
+            false => tail,
+        }
+    }
+
     /// Publishes the session's present bonds in its description.
     pub fn note_bonds(&mut self, images: &ImageStore) {
         let bonds = self.bonds(images, Destination::NextServer);
         if bonds != self.shared.description.bonds() {
-            self.shared.description.set_bonds(bonds);
+            let position = self.executed_from();
+            self.shared.description.set_bonds(bonds, position);
         }
     }
 

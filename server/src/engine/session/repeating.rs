@@ -3,7 +3,11 @@
 use crate::engine::base::call::Incoming;
 use crate::engine::base::journal::{Entry, Journal, Part, Reach, Refusal};
 use crate::engine::session::{Session, SessionShared};
+use mpsshim_api::cuda::{
+    CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEMCPY, CU_GRAPH_NODE_TYPE_MEMSET,
+};
 use mpsshim_proto::message::array::CopyBox;
+use mpsshim_proto::message::graph::{GraphNode, node_flags};
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Mark, MarkEvent, Op, Side};
 use mpsshim_proto::ops::Change;
 use mpsshim_proto::ring::{ALIGN, Place, Violation};
@@ -24,6 +28,26 @@ enum Role {
     Changes,
     /// It cannot be executed again.
     Cannot,
+}
+
+fn role_of(message: Incoming<'_>) -> Role {
+    match message.op {
+        Op::GraphNode => match message.body::<GraphNode>() {
+            Ok(body) if sets_parameters(&body) => Role::Repeats,
+            _ => Role::Cannot,
+        },
+        op => role(op),
+    }
+}
+
+/// Whether a message sets parameters of a node of an instance, which gives the client no handle.
+fn sets_parameters(body: &GraphNode) -> bool {
+    const PLAIN: [u32; 3] = [
+        CU_GRAPH_NODE_TYPE_KERNEL,
+        CU_GRAPH_NODE_TYPE_MEMCPY,
+        CU_GRAPH_NODE_TYPE_MEMSET,
+    ];
+    body.flags & node_flags::CHANGE != 0 && body.exec != 0 && PLAIN.contains(&body.kind)
 }
 
 fn role(op: Op) -> Role {
@@ -56,9 +80,12 @@ fn role(op: Op) -> Role {
         // These tell of work that is complete, or end the use of memory.
         Op::EventElapsed | Op::UnmapMemory | Op::SetAccess | Op::SetLimit => Role::Changes,
         _ if !op.is_request() => Role::Cannot,
+        Op::PoolDestroy | Op::PoolSetAttribute | Op::PoolSetAccess => Role::Changes,
         _ => match op.change() {
             Change::Nothing | Change::Makes(_) | Change::Own => Role::Passes,
-            Change::Sets(_) | Change::Ends(_) | Change::Binds => Role::Changes,
+            Change::Sets(_) | Change::Ends(_) => Role::Changes,
+            // The description does not have the change until the session is saved.
+            Change::Binds => Role::Cannot,
         },
     }
 }
@@ -131,7 +158,7 @@ impl SessionShared {
         if !self.description.journal().is_on() {
             return false;
         }
-        let bonds = self.description.bonds();
+        let bonds = self.description.bonds_at(self.rested());
         let has = |slot, value| reached(self.flag(slot), value);
         let why = match pending(self.description.journal(), self.header(), has) {
             _ if !bonds.is_empty() => format!("it is bound to its context by {bonds}"),
@@ -225,7 +252,7 @@ impl Session {
             return;
         }
         journal.trim(self.shared.rested());
-        match role(message.op) {
+        match role_of(message) {
             Role::Repeats => self.write_into(journal, position, message),
             Role::Passes => journal.pass(position),
             Role::Changes if journal.is_empty() => journal.pass(position),
@@ -343,15 +370,16 @@ mod tests {
 
     #[test]
     fn commands_with_effects_outside_of_the_session_are_not_repeated() {
-        for op in [Op::HostFunction, Op::MemOp, Op::ManagedMove] {
+        for op in [
+            Op::HostFunction,
+            Op::MemOp,
+            Op::ManagedMove,
+            Op::GraphExecUpdate,
+            Op::GraphInstantiate,
+        ] {
             assert_eq!(role(op), Role::Cannot, "{op:?}");
         }
-        for op in [
-            Op::EventDestroy,
-            Op::GraphExecUpdate,
-            Op::GraphNode,
-            Op::FileUnregister,
-        ] {
+        for op in [Op::EventDestroy, Op::GraphExecDestroy, Op::FileUnregister] {
             assert_eq!(role(op), Role::Changes, "{op:?}");
         }
         for op in [

@@ -26,6 +26,8 @@
 //! - `share`: offers a block of device memory to other processes; `shared`;
 //! - `infer MS`: serves requests for some milliseconds and looks at their results; always has kernels in flight;
 //!   `inferred N` with the number of requests. `infer-registered MS`, at first: the results come to registered memory;
+//! - `step ROUNDS`: has kernels count in variables and an instance of a graph launched with other parameters, looks at the
+//!   results; `stepped N` with the number of times;
 //! - `wait MS`: launches a host function that takes some milliseconds; `waits`;
 //! - `call MS`: launches a host function that prints `called`, and a kernel that takes some milliseconds, and waits; the status;
 //! - `sparse BYTES`: allocates so many bytes of device memory, zero but for one word; again: looks whether they are what they
@@ -41,6 +43,7 @@ mod pools;
 mod registered;
 mod remains;
 mod sparse;
+mod steps;
 
 use graphs::Graphs;
 use infer::Infer;
@@ -57,6 +60,7 @@ use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
+use steps::Steps;
 
 type Status<T = ()> = Result<T, CUresult>;
 
@@ -510,6 +514,7 @@ fn run() -> Status<bool> {
     let mut loops: Option<Loops> = None;
     let mut infer: Option<Infer> = None;
     let mut pools: Option<Pools> = None;
+    let mut steps: Option<Steps> = None;
     let mut registered: Option<Registered> = None;
     say("started");
     for line in io::stdin().lock().lines() {
@@ -634,6 +639,17 @@ fn run() -> Status<bool> {
                 };
                 infer = Some(own);
                 say(&format!("inferred {requests}"));
+            }
+            "step" => {
+                let mut own = match steps.take() {
+                    Some(own) => own,
+                    None => Steps::new(state.fill, state.streams[0])?,
+                };
+                let Some(count) = own.step(argument)? else {
+                    return Ok(false);
+                };
+                steps = Some(own);
+                say(&format!("stepped {count}"));
             }
             "count" => {
                 let mut counting = match counter.take() {

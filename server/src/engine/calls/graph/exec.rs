@@ -437,7 +437,10 @@ mod tests {
             }
             test.orders(FAULT);
             // A session that goes on in the next server makes it there.
-            test.session.shared.description.set_bonds(Bonds::default());
+            test.session
+                .shared
+                .description
+                .set_bonds(Bonds::default(), 0);
             let later = test.execute(Op::GraphInstantiate, &body, &[]);
             assert!(matches!(later, Err(Undone::Later)), "{name}");
         }

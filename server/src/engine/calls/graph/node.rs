@@ -873,7 +873,7 @@ mod tests {
                 event.to_le_bytes().to_vec(),
                 1,
             ),
-            // With what is inside.
+            // With its contents.
             (CU_GRAPH_NODE_TYPE_GRAPH, child(inner, 0), 3),
         ] {
             let body = add(graph, kind);

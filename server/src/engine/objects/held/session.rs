@@ -3,8 +3,9 @@
 use super::{Awaited, Deferred, Hold, Object, Order, Phase, Touches, Word};
 use crate::engine::base::bounds;
 use crate::engine::base::call::Incoming;
-use crate::engine::calls::Undone;
+use crate::engine::base::call_error::CallError;
 use crate::engine::calls::alone::must_be_alone;
+use crate::engine::calls::{self, Undone};
 use crate::engine::gpu::host::read_word;
 use crate::engine::objects::shared_events::{Record, Standing, Taken};
 use crate::engine::objects::trace::session::execute;
@@ -178,7 +179,10 @@ impl Session {
                 } else {
                     self.inbox.held.replaying = true;
                     self.inbox.held.taken = next.taken.take();
-                    let outcome = execute(shared, self, message);
+                    let outcome = match next.op.is_request() {
+                        true => self.execute_answered(shared, message),
+                        false => execute(shared, self, message),
+                    };
                     self.inbox.held.replaying = false;
                     next.taken = self.inbox.held.taken.take();
                     outcome
@@ -207,6 +211,24 @@ impl Session {
             self.inbox.held.backlog.push_back(next);
         }
         Ok(worked)
+    }
+
+    /// Executes a request again that an earlier server has answered.
+    fn execute_answered(&mut self, shared: &Shared, message: Incoming<'_>) -> Result<(), Undone> {
+        match calls::replay(shared, self, message) {
+            Ok(()) => {
+                self.note_bonds(&shared.images);
+                Ok(())
+            }
+            Err(CallError::Full) => Err(Undone::Later),
+            Err(CallError::Alone) => Err(Undone::Alone),
+            Err(error) => {
+                let op = message.op;
+                Err(Undone::Violation(format!(
+                    "{op:?} failed when it ran again: {error}"
+                )))
+            }
+        }
     }
 
     /// Whether a stream's deferral is over.

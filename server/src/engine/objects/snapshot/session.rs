@@ -13,7 +13,6 @@ use crate::engine::objects::events::Event;
 use crate::engine::objects::functions::{Function, Global};
 use crate::engine::objects::times::session::save_times;
 use crate::engine::session::Session;
-use crate::engine::session::bonds::UNTIL_SAVED;
 use crate::engine::threads::shared::Shared;
 use crossbeam_channel::Receiver;
 use mpsshim_api::cuda::{
@@ -60,7 +59,7 @@ impl Session {
     #[cold]
     pub fn bind_to(&self, to: Bonds) {
         let description = &self.shared.description;
-        description.set_bonds(description.bonds().with(to, true));
+        description.set_bonds(description.bonds().with(to, true), self.executed_from());
     }
 
     /// Records that a graph is about to be launched.
@@ -94,7 +93,7 @@ impl Session {
 
     /// Whether a snapshot would make it portable.
     pub fn wants_snapshot(&self) -> bool {
-        let others = self.shared.description.bonds().0 & !UNTIL_SAVED.0;
+        let others = self.shared.description.bonds().0 & !Bonds::UNTIL_SAVED.0;
         self.is_stale()
             && self.lasting.kept
             && others == 0
