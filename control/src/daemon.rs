@@ -203,6 +203,7 @@ enum Source {
     Waiting(u64),
     Readers,
     Server(i32),
+    ServerDying(i32),
     ServerEnd,
 }
 
@@ -401,6 +402,9 @@ impl Daemon {
                 };
                 watch(Source::Server(server.pid), link, input | room);
             }
+            if let Some(life) = server.life() {
+                watch(Source::ServerDying(server.pid), life, PollFlags::empty());
+            }
             if let Some(end) = server.end() {
                 watch(Source::ServerEnd, end, input);
             }
@@ -514,6 +518,7 @@ impl Daemon {
             Source::Waiting(number) => self.servers.leave(number),
             Source::Readers => self.servers.programs_read(),
             Source::Server(pid) => self.servers.link_ready(pid),
+            Source::ServerDying(pid) => self.servers.note_dying(pid),
             Source::ServerEnd => {
                 self.servers.reap();
                 self.reap_orphans();

@@ -26,7 +26,7 @@ use strum::VariantNames;
 /// has a default, and a message that the other side does not know is ignored. The same holds for the command line of
 /// `mps-server`: a new option is given only to an executable whose link is recent enough. A change of any other kind
 /// raises [`OLDEST_LINK`] too.
-pub const LINK_VERSION: u32 = 19;
+pub const LINK_VERSION: u32 = 20;
 /// The oldest version of the other side with which these messages work.
 pub const OLDEST_LINK: u32 = 19;
 /// Longest packet, bytes: limits of as many namespaces and users as there may be, on all devices.
@@ -206,6 +206,9 @@ pub enum ToDaemon {
     TraceEnded(Totals),
     /// The connection to the keeper of the server's sessions comes with this packet; the next server gets it.
     Keeper,
+    /// A connection comes with this packet whose other end is closed as soon as the server's threads end, before the kernel
+    /// has released the memory and the devices of the process.
+    Life,
     /// The server is ending as it was told to.
     Stopping,
     /// A standby has created its context and waits for sessions.

@@ -77,8 +77,20 @@ impl Process {
         };
         // The process id cannot be reused before this process waits for the child. The kernel counts these pages without
         // the lock of the memory map, which the process could keep (as it could for cmdline, environ and maps).
-        let pages = fs::read_to_string(format!("/proc/{}/statm", child.id()));
-        pages.is_ok_and(|pages| pages.split_whitespace().all(|pages| pages == "0"))
+        let is_gone = |pages: io::Result<String>| {
+            pages.is_ok_and(|pages| pages.split_whitespace().all(|pages| pages == "0"))
+        };
+        if !is_gone(fs::read_to_string(format!("/proc/{}/statm", child.id()))) {
+            return false;
+        }
+        // Each thread gives the memory up by itself. A directory that is gone belongs to one that has.
+        let Ok(threads) = fs::read_dir(format!("/proc/{}/task", child.id())) else {
+            return false;
+        };
+        threads.flatten().all(|thread| {
+            let pages = fs::read_to_string(thread.path().join("statm"));
+            pages.is_err() || is_gone(pages)
+        })
     }
 
     /// Whether it has ended, and its status, which is only known for a child.

@@ -545,7 +545,7 @@ impl Servers {
     fn succeed_early(&mut self, pid: i32) {
         let ending = |server: &Server| {
             server.pid == pid
-                && server.link.is_none()
+                && server.is_dying()
                 && server.process.is_exiting()
                 && !server.is_exclusive()
         };
@@ -553,7 +553,9 @@ impl Servers {
             return;
         };
         let mut server = self.running.remove(at);
-        if self.succeed(&mut server) {
+        // It sends no more of them.
+        server.read_reports(usize::MAX);
+        if !server.succeeded && self.succeed(&mut server) {
             server.succeeded = true;
             if server.state != State::HandedOver {
                 server.state = State::Fault;
@@ -561,6 +563,29 @@ impl Servers {
             server.sessions.clear();
         }
         self.running.insert(at, server);
+    }
+
+    /// The threads of a server end, as its connection for that tells.
+    pub fn note_dying(&mut self, pid: i32) {
+        if let Some(server) = self.running.iter_mut().find(|server| server.pid == pid) {
+            server.note_dying();
+        }
+        self.look_at_dying(Instant::now());
+    }
+
+    /// Continues the sessions of servers whose threads have ended by now.
+    fn look_at_dying(&mut self, now: Instant) {
+        let dying = self.running.iter().filter(|one| one.look_at().is_some());
+        let dying: Vec<i32> = dying.map(|server| server.pid).collect();
+        for pid in dying {
+            let limit = self.running.iter().find(|server| server.pid == pid);
+            let limit = limit.map(|server| limit::caused_by_user(server.uid));
+            self.succeed_early(pid);
+            drop(limit);
+            if let Some(server) = self.running.iter_mut().find(|server| server.pid == pid) {
+                server.note_look(now);
+            }
+        }
     }
 
     /// If a server has ended unexpectedly, starts another server that continues its sessions; returns whether it did.
@@ -602,6 +627,7 @@ impl Servers {
             .chain(self.images_deadline())
             .chain(self.idle_deadline())
             .chain(self.orphans_until)
+            .chain(self.running.iter().filter_map(Server::look_at))
             .chain(self.waiting.iter().filter_map(Waiting::read_until))
             .chain(self.waiting.iter().filter_map(|waiting| waiting.notice_at))
             .min()
@@ -616,6 +642,7 @@ impl Servers {
         {
             server.overdue();
         }
+        self.look_at_dying(now);
         self.expire_readings(now);
         self.tell_reasons(now);
         self.expire_restarts(now);

@@ -6,6 +6,7 @@ pub mod driver_locks;
 pub mod engine;
 pub mod hosting;
 pub mod keeper;
+pub mod life;
 pub mod nvml;
 pub mod release;
 pub mod serve;

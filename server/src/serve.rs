@@ -7,6 +7,7 @@
 use crate::engine;
 use crate::engine::{Leaving, Parting, Rested};
 use crate::keeper::Keeper;
+use crate::life;
 use crate::release;
 use crossbeam_channel::{Receiver, RecvTimeoutError, bounded, never, select, unbounded};
 use mpsshim_api::cuda::CUresult;
@@ -287,6 +288,17 @@ impl<H: Host> Serving<H> {
         if let (Some(link), Some(keeper)) = (&self.link, self.host.keeper())
             && let Err(error) = link.send(&ToDaemon::Keeper, Some(keeper.as_fd()))
         {
+            tracing::debug!("{error}");
+        }
+        self.hand_life();
+    }
+
+    /// Gives the daemon a connection that tells of the end of this process early.
+    fn hand_life(&self) {
+        let Some(link) = &self.link else { return };
+        let sent = life::watched().map_err(LinkError::from);
+        let sent = sent.and_then(|other| link.send(&ToDaemon::Life, Some(other.as_fd())));
+        if let Err(error) = sent {
             tracing::debug!("{error}");
         }
     }

@@ -21,6 +21,7 @@ use mpsshim_model::limits::Limits;
 use mpsshim_model::named::check_name;
 use mpsshim_model::suspension::{Placement, Unmoved};
 use mpsshim_proto::handshake::{MAX_DEVICES, Wire};
+use nix::sys::socket::{getsockopt, sockopt};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
@@ -30,6 +31,10 @@ use std::time::{Duration, Instant};
 
 /// How long a server may take to end after it has lost its context or closed its link.
 const END_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a server whose threads end is looked at.
+const DYING: Duration = Duration::from_secs(1);
+/// Pause between two looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// How long a server may take to end after a forced shutdown.
 const FORCED_END_PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum number of clients of a server, and of clients on their way to it, above the number of any real server.
@@ -168,6 +173,10 @@ pub struct Server {
     pub(super) left_behind: bool,
     /// Received while it handed over its clients: an order to end once they have gone.
     pub(super) stops_later: bool,
+    /// A connection that is closed as soon as its threads end.
+    life: Option<Stranger>,
+    /// Its threads are ending: until then, it is looked at often.
+    dying_until: Option<Instant>,
     /// The connection to the keeper of its sessions, with which the next server continues them.
     pub(super) keeper: Option<Stranger>,
     /// Since when it has had no clients; kept if users are apart.
@@ -247,6 +256,8 @@ impl Server {
             left_behind: false,
             stops_later: false,
             keeper: None,
+            life: None,
+            dying_until: None,
             idle_since: None,
             quarantined: None,
             release: Spoken::default(),
@@ -307,6 +318,35 @@ impl Server {
     /// The link, while it is open.
     pub fn link(&self) -> Option<BorrowedFd<'_>> {
         self.link.as_ref().map(Link::as_fd)
+    }
+
+    /// A connection of which the end tells that its threads end.
+    pub fn life(&self) -> Option<BorrowedFd<'_>> {
+        self.life.as_ref().map(AsFd::as_fd)
+    }
+
+    /// Notes that its threads end.
+    pub(super) fn note_dying(&mut self) {
+        if self.life.take().is_some() {
+            self.dying_until = Some(Instant::now() + DYING);
+        }
+    }
+
+    /// Whether its threads are ending or have ended, as it seems.
+    pub(super) fn is_dying(&self) -> bool {
+        self.link.is_none() || self.dying_until.is_some()
+    }
+
+    /// Notes that it was looked at.
+    pub(super) fn note_look(&mut self, now: Instant) {
+        self.dying_until
+            .take_if(|until| *until <= now || self.succeeded);
+    }
+
+    /// When to look next whether its threads have ended.
+    pub(super) fn look_at(&self) -> Option<Instant> {
+        let until = self.dying_until.filter(|_| !self.succeeded)?;
+        Some(until.min(Instant::now() + LOOK_AGAIN))
     }
 
     /// Becomes readable when the process of a server that was taken over has ended.
@@ -576,7 +616,7 @@ impl Server {
             }
             ToDaemon::Stopping => self.state = State::Stopping,
             // Handled where the descriptor is.
-            ToDaemon::Keeper | ToDaemon::Images | ToDaemon::Parts { .. } => {}
+            ToDaemon::Keeper | ToDaemon::Life | ToDaemon::Images | ToDaemon::Parts { .. } => {}
             ToDaemon::Usage {
                 question,
                 clients,
@@ -607,6 +647,9 @@ impl Server {
                 Ok(Some((report, descriptor))) => {
                     if report == ToDaemon::Keeper {
                         self.keeper = descriptor;
+                    } else if report == ToDaemon::Life {
+                        // To look at another kind of file might take any time.
+                        self.life = descriptor.filter(is_socket);
                     } else if report == ToDaemon::Images {
                         self.images.note_answer(descriptor);
                     } else if let ToDaemon::Parts { sessions, stay } = report {
@@ -630,6 +673,10 @@ impl Server {
             }
         }
     }
+}
+
+fn is_socket(descriptor: &Stranger) -> bool {
+    getsockopt(descriptor, sockopt::SockType).is_ok()
 }
 
 /// Whether a name that a server reports can be shown on operators' terminals.

@@ -80,6 +80,9 @@ struct Header {
     waiting_at: AtomicU64,
     /// Position in the ring before the first command whose effect on variables, graphs or times is not saved.
     bound_from: AtomicU64,
+    /// Process id of the server.
+    server: AtomicU32,
+    _pad: u32,
     journal: journal::Head,
     streams: [Progress; STREAMS],
 }
@@ -174,6 +177,7 @@ impl Description {
         let this = Description::open(file)?;
         let header = this.header();
         header.fingerprint.store(format_of(wire), Ordering::Relaxed);
+        this.take_over();
         Ok(this)
     }
 
@@ -194,6 +198,12 @@ impl Description {
     /// Whether this release can restore the session.
     pub fn is_readable(&self) -> bool {
         FORMATS.contains(&self.format())
+    }
+
+    /// Notes that this process is its server. Returns the process id of the one before.
+    pub fn take_over(&self) -> i32 {
+        let own = std::process::id();
+        self.header().server.swap(own, Ordering::Relaxed) as i32
     }
 
     /// The file, for the keeper.

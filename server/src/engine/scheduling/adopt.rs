@@ -8,6 +8,7 @@
 use crate::engine::base::account::Account;
 use crate::engine::base::bounds::STACK;
 use crate::engine::base::description::{Description, Record};
+use crate::engine::base::journal::Entry;
 use crate::engine::base::kinds::{Kind, Stage, for_each_kind};
 use crate::engine::base::memory_file::MemoryFile;
 use crate::engine::base::moment::Moment;
@@ -218,7 +219,7 @@ struct Begun {
     session: Box<Session>,
     /// The records of its other objects.
     records: Vec<Record>,
-    commands: InFlight,
+    commands: Option<InFlight>,
 }
 
 /// Restores the memory of a session.
@@ -335,7 +336,7 @@ fn turn_away(parts: Parts, uid: u32, why: Lost) -> Lost {
 }
 
 /// A session in its initial state, the records of its objects, and the commands to execute again once it has these.
-type Opened = (Box<Session>, Vec<Record>, InFlight);
+type Opened = (Box<Session>, Vec<Record>, Option<InFlight>);
 
 /// Creates the session in its initial state.
 fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
@@ -358,6 +359,8 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
         Ok(found) => found,
         Err(why) => return Err(turn_away(parts, uid, why)),
     };
+    let before = parts.description.take_over();
+    let commands = commands.map(|commands| InFlight { commands, before });
     let account = match shared.roster.admission.users().place(uid) {
         Ok(place) => Account::of_user(place),
         Err(error) => {
@@ -416,7 +419,7 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
 type Rings = [Consumer<RingMemory>; 2];
 
 /// Checks whether a session may be restored. Returns its rings, and the commands to execute again.
-fn may_go_on(parts: &Parts) -> Result<(Rings, InFlight), Lost> {
+fn may_go_on(parts: &Parts) -> Result<(Rings, Option<Vec<Entry>>), Lost> {
     // SAFETY: the mapping has SEGMENT_LEN bytes, and its first page is a header, which is all atomics.
     let header = unsafe { &*parts.segment.base().cast::<segment::Header>() };
     let rested = header.replay.0.rested.load(Ordering::Acquire);

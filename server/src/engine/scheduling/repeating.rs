@@ -17,11 +17,19 @@ const ALL_ALONE: Duration = Duration::from_secs(20);
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_micros(50);
 
-/// The commands to execute again, if the session had work in flight. The last of it may still be in the ring.
-pub type InFlight = Option<Vec<Entry>>;
+/// How long the process of a server may take to end once its threads have ended.
+const ENDING: Duration = Duration::from_secs(10);
 
-/// A restored session, for its dispatch thread, with the commands to execute again.
-pub type Restored = (Box<Session>, InFlight);
+/// Work in flight of a session.
+pub struct InFlight {
+    /// The commands to execute again. The last of the work may still be in the ring.
+    pub commands: Vec<Entry>,
+    /// Process id of the server that had submitted it.
+    pub before: i32,
+}
+
+/// A restored session, for its dispatch thread, with the work to execute again, if it had any in flight.
+pub type Restored = (Box<Session>, Option<InFlight>);
 
 /// Executes the commands of restored sessions, one session after the other: if a kernel faults once more, it is known whose.
 /// Returns the sessions that go on.
@@ -29,10 +37,32 @@ pub fn repeat_all(shared: &Shared, restored: Vec<Restored>) -> impl Iterator<Ite
     let until = Instant::now() + ALL_ALONE;
     restored
         .into_iter()
-        .filter_map(move |(session, commands)| match commands {
-            Some(commands) => repeat(shared, session, commands, until),
+        .filter_map(move |(session, work)| match work {
+            Some(work) => {
+                await_end(work.before);
+                repeat(shared, session, work.commands, until)
+            }
             None => Some(session),
         })
+}
+
+/// Waits until the process of an earlier server has ended: until then, the device may execute its work.
+fn await_end(pid: i32) {
+    let until = Instant::now() + ENDING;
+    while is_ending(pid) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Whether a process exists and has not released its devices: it is no zombie yet.
+fn is_ending(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    // The state comes behind the name, which is in parentheses and may contain any character.
+    let state = stat.ok().and_then(|stat| {
+        let (_, behind) = stat.rsplit_once(')')?;
+        behind.trim_start().chars().next()
+    });
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
 }
 
 /// Executes these commands of a restored session, and waits for them for a while, `until` at most. Returns the session unless

@@ -1,0 +1,73 @@
+//! A connection that closes as soon as the threads of this process end.
+//!
+//! When a process with a CUDA context is killed, its connections close only after the kernel has released its memory, which
+//! takes more than 100 ms. A thread with descriptors of its own gives these up as it ends, at once.
+
+use nix::libc;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::mpsc::channel;
+use std::thread;
+
+/// The other end of such a connection, for the daemon.
+///
+/// # Errors
+/// If there is no descriptor, or the thread cannot be started or cannot have descriptors of its own.
+pub fn watched() -> io::Result<OwnedFd> {
+    let (local, remote) = (AddressFamily::Unix, SockFlag::SOCK_CLOEXEC);
+    let (own, other) = socketpair(local, SockType::Stream, None, remote)?;
+    let (sender, receiver) = channel();
+    let number = own.as_raw_fd();
+    thread::Builder::new()
+        .name("life".into())
+        .stack_size(64 << 10)
+        .spawn(move || {
+            let has_own = keep_only(number);
+            let keeps = has_own.is_ok();
+            let _ = sender.send(has_own);
+            while keeps {
+                thread::park();
+            }
+        })?;
+    let has_own = receiver.recv().map_err(io::Error::other)?;
+    // The thread has a copy.
+    drop(own);
+    has_own.map(|()| other)
+}
+
+/// Gives the calling thread descriptors of its own, and closes all of them but one.
+fn keep_only(kept: i32) -> io::Result<()> {
+    // Container runtimes forbid unshare(2).
+    const OWN: libc::c_uint = libc::CLOSE_RANGE_UNSHARE;
+    let kept = kept as libc::c_uint;
+    let close = |first: libc::c_uint, last: libc::c_uint| {
+        if first > last {
+            return Ok(());
+        }
+        // SAFETY: descriptors of this thread alone, which uses none of them.
+        match unsafe { libc::syscall(libc::SYS_close_range, first, last, OWN) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    close(kept + 1, libc::c_uint::MAX)?;
+    match kept.checked_sub(1) {
+        Some(last) => close(0, last),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn the_connection_stays_open_while_the_thread_lives() {
+        let other = watched().expect("a connection");
+        let mut ended = [PollFd::new(other.as_fd(), PollFlags::empty())];
+        assert_eq!(poll(&mut ended, PollTimeout::from(50u8)), Ok(0));
+    }
+}
