@@ -194,7 +194,22 @@ plain_structs! {
         pad: u32,
     }
     /// An object inside a module, or inside a library on a device, by name.
-    Named { parent: u64, device: u32, pad: u32, }
+    Named {
+        parent: u64,
+        device: u32,
+        /// [`HOLDS_VARIABLES`] in [`Op::GetGlobal`], or 0.
+        pad: u32,
+    }
+    /// A variable of a module, or of a library on a device, that the client holds in memory of its own.
+    PlaceGlobal {
+        parent: u64,
+        /// Device memory of the session.
+        start: u64,
+        /// Bytes of the variable.
+        len: u64,
+        device: u32,
+        pad: u32,
+    }
     /// Data that a client needs for launches. Values of `CU_FUNC_ATTRIBUTE_*` 0 to 15, `i32::MIN` if unknown.
     FunctionInfo {
         attributes: [i32; 16],
@@ -262,6 +277,9 @@ pub const INLINE_COPY_MAX: usize = 4 << 10;
 pub const REPLAYS: u32 = 1;
 /// In [`HostAlloc::flags`]: the memory is managed. `CU_MEM_ATTACH_*` flags are combined with it.
 pub const MANAGED: u32 = 1 << 31;
+/// In [`Named::pad`]: the client can hold a variable in memory of its own, if no code uses the variable
+/// ([`Op::PlaceGlobal`]). The server answers such a variable's size, with 0 as its address.
+pub const HOLDS_VARIABLES: u32 = 1;
 /// In [`FunctionInfo::flags`]: the function's module may print. A client that has launched it sends [`Op::Printed`]
 /// after each wait.
 pub const FUNCTION_PRINTS: u32 = 1;

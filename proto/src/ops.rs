@@ -68,7 +68,7 @@ macro_rules! for_each_op {
             ImageLoad = 68: Request image_load(ImageLoad, rest) -> ImageLoaded; Slow, Free, NewModule, Nothing, [Makes image];
             /// Finds a function and describes it. Trailing: its name. Answered with [`Param`]s.
             GetFunction = 69: Request get_function(GetFunction, rest) -> FunctionInfo; Slow, Free, NewFunction, Nothing, [Makes function];
-            /// Address and size of a variable. Trailing: its name.
+            /// Address and size of a variable. Trailing: its name. The address is 0 if the client may hold it ([`HOLDS_VARIABLES`]).
             GetGlobal = 70: Request get_global(Named, rest) -> Range; Slow, Free, [Variable parent], Nothing, Own;
             /// An attribute of a function.
             GetFunctionAttribute = 71: Request get_function_attribute(FunctionAttribute) -> Value; Dispatch, Free, Never, Nothing, Nothing;
@@ -92,6 +92,9 @@ macro_rules! for_each_op {
             PointerAttribute = 80: Request pointer_attribute(PointerQuery) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Text that the session's kernels have printed. Answered with the number of bytes still unread, then text.
             Printed = 81: Request printed(()) -> Value; SlowSubmits, Free, Never, Nothing, Nothing;
+
+            /// Stores the initial content of a variable in memory of the client. Trailing: its name.
+            PlaceGlobal = 82: Request place_global(PlaceGlobal, rest) -> (); SlowSubmits, Free, Never, Nothing, Nothing;
 
             // Graphs and capture: [`graph`].
             /// Launches a graph's instance.

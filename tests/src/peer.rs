@@ -830,6 +830,41 @@ pub fn variables_ptx(large: usize) -> String {
     )
 }
 
+/// Variables `weights`, with so many words, and `limits`, words 7 and 9, and no code.
+pub fn data_ptx(words: usize) -> String {
+    format!(
+        "
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .global .align 256 .b8 weights[{}];
+.visible .global .align 4 .u32 limits[2] = {{7, 9}};
+",
+        4 * words
+    )
+}
+
+/// A kernel `take(out, at)`, which writes the word at an address to another one, and counts there. No variables.
+pub fn take_ptx() -> &'static str {
+    "
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry take(.param .u64 out, .param .u64 at)
+{
+    .reg .u64 %rd<3>;
+    .reg .u32 %r<2>;
+    ld.param.u64 %rd1, [out];
+    ld.param.u64 %rd2, [at];
+    ld.global.u32 %r1, [%rd2];
+    st.global.u32 [%rd1], %r1;
+    add.u32 %r1, %r1, 1;
+    st.global.u32 [%rd2], %r1;
+    ret;
+}
+"
+}
+
 /// [`PTX`], and a kernel `deep(out)` that needs so many bytes of local memory for each thread.
 pub fn deep_ptx(local: u32) -> String {
     format!(

@@ -311,13 +311,51 @@ pub fn alloc(session: &Session, context: &Context, len: u64) -> Status<u64> {
     given
 }
 
+/// Flag of a block that holds a variable of a module. The program cannot free it, and sees a variable.
+const VARIABLE: u32 = 1;
+
+/// Allocates device memory in a context for a variable of a module.
+pub fn alloc_of_variable(session: &Session, context: &Context, len: u64) -> Status<u64> {
+    let device = context.server_device;
+    let mut source = DeviceSource { session, device };
+    device_pool(device)?
+        .lock()
+        .alloc(len, context.handle, VARIABLE, &mut source)
+}
+
+/// Frees the memory of variables, after the work that may use it.
+pub fn free_of_variables(session: &Session, starts: &[u64]) {
+    if starts.is_empty() {
+        return;
+    }
+    // Without the session, the memory goes with the process, and otherwise with the context.
+    if let Err(status) = stream::quiesce(session, None) {
+        tracing::debug!(%status, "memory of variables was not freed");
+        return;
+    }
+    for start in starts {
+        give_back_of_variable(session, *start);
+    }
+}
+
+/// Frees the memory of a variable, which no work uses.
+pub fn give_back_of_variable(session: &Session, start: u64) {
+    if let Some(device) = device_of(start)
+        && let Ok(pool) = device_pool(device)
+    {
+        let _ = pool
+            .lock()
+            .free(start, &mut DeviceSource { session, device });
+    }
+}
+
 /// Frees device memory, after the work that may use it.
 pub fn free(session: &Session, address: u64) -> Status {
-    let device = device_of(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    let device = match device_block(address) {
+        Some((start, _, device)) if start == address => device,
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
+    };
     let pool = device_pool(device)?;
-    if !pool.lock().begins(address) {
-        return Err(CUDA_ERROR_INVALID_VALUE);
-    }
     stream::quiesce(session, None)?;
     forget_shared(session, address)?;
     let mut source = DeviceSource { session, device };
@@ -639,11 +677,11 @@ pub fn program_address(arena: u64) -> u64 {
     table.iter().find_map(of).unwrap_or(arena)
 }
 
-/// The device block that contains an address.
+/// The device block that contains an address, unless it holds a variable, which is a [`global`].
 pub fn device_block(address: u64) -> Option<(u64, Block, u32)> {
     let device = device_of(address)?;
     let (start, block) = device_pool(device).ok()?.lock().find(address)?;
-    Some((start, block, device))
+    (block.flags & VARIABLE == 0).then_some((start, block, device))
 }
 
 /// The pinned or managed block that contains an address.

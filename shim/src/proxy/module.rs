@@ -20,7 +20,7 @@ use mpsshim_api::cuda::{
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::{
     FUNCTION_PRINTS, FUNCTION_SYSTEM_SCOPE, FunctionAttribute, FunctionInfo, GetFunction,
-    ImageLoad, Named, Object, Op, PARAMS_MAX, Param, Range, Value,
+    HOLDS_VARIABLES, ImageLoad, Named, Object, Op, PARAMS_MAX, Param, PlaceGlobal, Range, Value,
 };
 use mpsshim_proto::shm;
 use parking_lot::Mutex;
@@ -64,6 +64,8 @@ struct Parts {
     globals: HashMap<CString, (u64, u64)>,
     /// Memory of its managed variables, 0 if it has none.
     managed: u64,
+    /// Device memory of the process that holds variables of it.
+    placed: Vec<u64>,
 }
 
 /// A function of a module.
@@ -405,6 +407,7 @@ pub fn end(session: &Session, handle: u64) -> Status {
     };
     MODULES.recycle(entry);
     managed::free_of_image(session, parts.managed);
+    memory::free_of_variables(session, &parts.placed);
     status
 }
 
@@ -522,14 +525,7 @@ pub fn get_global(session: &Session, module: u64, name: &CStr) -> Status<(u64, u
     if let Some(&known) = parts.globals.get(name) {
         return Ok(known);
     }
-    let body = Named {
-        parent: parts.server,
-        device: context.server_device,
-        pad: 0,
-    };
-    let range: Range = session
-        .request(Op::GetGlobal, &body, name.to_bytes_with_nul())?
-        .read()?;
+    let range = find_global(session, context, &mut parts, name)?;
     if managed::block(range.start).is_none() {
         memory::add_global(
             range.start,
@@ -544,6 +540,54 @@ pub fn get_global(session: &Session, module: u64, name: &CStr) -> Status<(u64, u
         .globals
         .insert(name.to_owned(), (range.start, range.len));
     Ok((range.start, range.len))
+}
+
+/// Where a global is, from the server. If no code uses it, it gets memory of this process, which is the same in the next
+/// server. Without such memory it is where the driver has put it.
+fn find_global(
+    session: &Session,
+    context: &'static Context,
+    parts: &mut Parts,
+    name: &CStr,
+) -> Status<Range> {
+    let (parent, device) = (parts.server, context.server_device);
+    let name = name.to_bytes_with_nul();
+    let ask = |pad| {
+        let body = Named {
+            parent,
+            device,
+            pad,
+        };
+        session.request(Op::GetGlobal, &body, name)?.read::<Range>()
+    };
+    let range = ask(HOLDS_VARIABLES)?;
+    if range.start != 0 {
+        return Ok(range);
+    }
+    let place = |start| {
+        let body = PlaceGlobal {
+            parent,
+            start,
+            len: range.len,
+            device,
+            pad: 0,
+        };
+        session.request(Op::PlaceGlobal, &body, name)?.status.ok()
+    };
+    let placed = memory::alloc_of_variable(session, context, range.len).and_then(|start| {
+        place(start).inspect_err(|_| memory::give_back_of_variable(session, start))?;
+        Ok(start)
+    });
+    match placed {
+        Ok(start) => {
+            parts.placed.push(start);
+            Ok(Range { start, ..range })
+        }
+        Err(status) => {
+            tracing::debug!(%status, len = range.len, "a variable stays in its image");
+            ask(0)
+        }
+    }
 }
 
 /// The names of all functions of a module.

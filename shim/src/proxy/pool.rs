@@ -329,11 +329,6 @@ impl Pool {
             && !self.slabs.contains_key(&start)
     }
 
-    /// Whether a block begins at an address.
-    pub fn begins(&self, address: u64) -> bool {
-        self.live.contains_key(&address)
-    }
-
     /// Whether `[address, address + len)` lies inside one block.
     #[inline]
     pub fn contains(&self, address: u64, len: u64) -> bool {

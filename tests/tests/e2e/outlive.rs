@@ -248,6 +248,43 @@ fn end_server(place: &Place, clients: usize, round: u32) {
 }
 
 #[test]
+fn variables_that_no_code_uses_are_memory_of_the_program() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    for round in 1..=5 {
+        assert_eq!(survivor.ask("constant"), format!("constants {round}"));
+        // While a host function is in flight nothing is saved.
+        assert_eq!(survivor.ask("wait 1000"), "waits");
+        assert_eq!(survivor.ask("constant 1"), "launched");
+        let list = place.control(&["--format=json", "ps"]).out;
+        assert!(list.contains("\"bound_by\":\"\""), "{list}");
+        survivor.round();
+        end_server(&place, 1, round);
+    }
+    assert_eq!(survivor.ask("constant"), "constants 6");
+    wait_until_portable(&place, 1);
+    let server = server(&place).expect("a server");
+    let done = place.control(&["restart_server", &server.to_string(), "-t", "600"]);
+    assert_eq!(done.code, 0, "{}", done.out);
+    assert_eq!(survivor.ask("constant"), "constants 7");
+    survivor.end();
+}
+
+#[test]
+fn variables_are_in_their_image_where_the_program_may_have_no_memory_for_them() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    assert_eq!(survivor.ask("constant 2"), "in memory of the program");
+    survivor.end();
+    // For the image, but not for as much again.
+    let limit = [("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=42M")];
+    let mut survivor = Survivor::start_in(place.pipe(), &limit);
+    assert_eq!(survivor.ask("constant 2"), "in the image");
+    survivor.round();
+    survivor.end();
+}
+
+#[test]
 fn variables_go_on_from_where_they_were() {
     let place = daemon();
     let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();

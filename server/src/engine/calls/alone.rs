@@ -2,12 +2,12 @@
 
 use crate::engine::base::call::Incoming;
 use crate::engine::calls::context::raises_limit;
-use crate::engine::calls::module::{device_of, loads_module};
+use crate::engine::calls::module::{device_of, held_by_client, loads_module};
 use crate::engine::objects::streams::clamped;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_proto::message::image::KernelAttribute;
-use mpsshim_proto::message::{FunctionAttribute, GetFunction, Named, StreamCreate};
+use mpsshim_proto::message::{FunctionAttribute, GetFunction, Named, Op, StreamCreate};
 use mpsshim_proto::ops::Gate;
 
 /// Whether a message makes a driver call that waits for all work in flight and blocks the other sessions meanwhile.
@@ -21,7 +21,7 @@ pub fn must_be_alone(session: &mut Session, shared: &Shared, message: Incoming<'
         Gate::Always => true,
         Gate::NewModule => loads_module(session, shared, message),
         Gate::NewFunction => !knows_function(session, shared, message),
-        Gate::Variable(at) => loads_for_variable(session, message, at),
+        Gate::Variable(at) => loads_for_variable(session, shared, message, at),
         Gate::NewImage => enumerates_unloaded(session, message),
         Gate::HigherLimit => raises_limit(shared, message),
         Gate::KernelAttribute => sets_of_unloaded(session, shared, message),
@@ -48,10 +48,27 @@ fn knows_function(session: &Session, shared: &Shared, message: Incoming<'_>) -> 
     }
 }
 
-/// Whether taking the address of a variable loads an image: the client then needs a private instance.
-fn loads_for_variable(session: &Session, message: Incoming<'_>, handle_at: usize) -> bool {
+/// Whether taking the address of a variable loads an image: the client then needs a private instance, unless it holds the
+/// variable itself.
+fn loads_for_variable(
+    session: &Session,
+    shared: &Shared,
+    message: Incoming<'_>,
+    handle_at: usize,
+) -> bool {
     let image = session.objects.image(message.word(handle_at));
-    image.is_ok_and(|image| image.is_with_others() || !image.is_loaded())
+    image.is_ok_and(|image| {
+        !image.is_loaded() || image.is_with_others() && !client_may_hold(session, shared, message)
+    })
+}
+
+fn client_may_hold(session: &Session, shared: &Shared, message: Incoming<'_>) -> bool {
+    let (body, name) = (message.body::<Named>(), message.name::<Named>());
+    let (Op::GetGlobal, Ok(body), Ok(name)) = (message.op, body, name) else {
+        return false;
+    };
+    let device = device_of(session, shared, body.parent, body.device);
+    device.is_ok_and(|device| held_by_client(session, &body, device, &name).is_some())
 }
 
 fn sets_of_unloaded(session: &Session, shared: &Shared, message: Incoming<'_>) -> bool {

@@ -65,7 +65,10 @@ use link::{link_add, link_complete, link_create, link_destroy, link_fetch};
 use memory::{
     host_alloc, host_free, limit_memory, mem_grant, mem_info, mem_release, pointer_attribute,
 };
-use module::{enumerate_functions, get_global, get_managed, image_leave, image_load, image_unload};
+use module::{
+    enumerate_functions, get_global, get_managed, image_leave, image_load, image_unload,
+    place_global,
+};
 use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::for_each_op;
 use mpsshim_proto::message::Op;

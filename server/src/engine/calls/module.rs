@@ -25,7 +25,9 @@ use mpsshim_control::closers::{self, Stranger};
 use mpsshim_proto::arena;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
-use mpsshim_proto::message::{ImageLoad, ImageLoaded, Named, Object, Op, Range};
+use mpsshim_proto::message::{
+    HOLDS_VARIABLES, ImageLoad, ImageLoaded, Named, Object, Op, PlaceGlobal, Range,
+};
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
 use std::os::fd::AsFd;
@@ -490,6 +492,20 @@ pub fn device_of(
     }
 }
 
+/// Bytes of a variable that the client may hold in its own memory, and can.
+pub fn held_by_client(
+    session: &Session,
+    body: &Named,
+    device: Ordinal,
+    name: &[u8],
+) -> Option<u64> {
+    if body.pad != HOLDS_VARIABLES {
+        return None;
+    }
+    let image = session.objects.image(body.parent).ok()?;
+    image.variables(device)?.apart(name)
+}
+
 /// `cuModuleGetGlobal`, `cuLibraryGetGlobal`.
 pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>) -> Reply {
     let Call { body, message } = call;
@@ -512,6 +528,9 @@ pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>)
         .objects
         .image(body.parent)?
         .note_loaded(&shared.images, device);
+    if let Some(len) = held_by_client(session, &body, device, &name) {
+        return Ok(Range { start: 0, len }.as_bytes().to_vec());
+    }
     if separate(session, shared, body.parent)? {
         let (raw, ..) = image_ready(session, shared, body.parent, body.device)?;
         found = look(raw)?;
@@ -542,6 +561,23 @@ pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>)
     }
     .as_bytes()
     .to_vec())
+}
+
+/// Stores the initial content of a variable that no code uses in memory of the session, where the client holds it from now
+/// on. The image's own variable still has that content, since the client has not learned its address.
+pub fn place_global(session: &mut Session, shared: &Shared, call: Call<'_, PlaceGlobal>) -> Reply {
+    let Call { body, message } = call;
+    let name = message.name::<PlaceGlobal>()?;
+    let device = device_of(session, shared, body.parent, body.device)?;
+    if shared.gpu.devices.of_address(body.start) != Some(device) {
+        return Err(CUDA_ERROR_INVALID_VALUE.into());
+    }
+    session.check_device(body.start, body.len)?;
+    let variables = session.objects.image(body.parent)?.variables(device);
+    let variables = variables.ok_or(CUDA_ERROR_NOT_FOUND)?;
+    let place = (body.start, body.len);
+    variables.place(&shared.gpu, device, &name, place)?;
+    Ok(Vec::new())
 }
 
 /// `cuLibraryGetManaged`. The driver's managed memory is in this process only: of such a variable, the address is 0.
@@ -594,7 +630,10 @@ impl Lasting for Variable {
     ) -> Result<(), Lost> {
         let message = Incoming::copied(Op::GetGlobal, 0, &message);
         let mut found = || -> Result<Range, CallError> {
-            let range = get_global(session, making.shared, message.decode()?)?;
+            let mut call: Call<'_, Named> = message.decode()?;
+            // The client knows an address of the image's own variable.
+            call.body.pad = 0;
+            let range = get_global(session, making.shared, call)?;
             let range = Range::read_from_bytes(&range);
             Ok(range.map_err(|_| CUDA_ERROR_INVALID_VALUE)?)
         };
@@ -616,9 +655,12 @@ pub fn describe_variable(session: &mut Session, start: u64, message: Incoming<'_
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::calls::alone::must_be_alone;
     use crate::engine::testing::{
-        FAULT, Fixture, Function as Symbol, counts, obeys, obeys_with_handle, others, sealed,
+        FAULT, Fixture, Function as Symbol, counts, obeys, obeys_with_handle, others, records,
+        sealed,
     };
+    use mpsshim_model::bonds::Bonds;
     use mpsshim_proto::message::Op;
     use std::ffi::c_char;
     use std::fs::File;
@@ -840,6 +882,167 @@ mod tests {
         let status = test.status(Op::GetManaged, &named(module), NAME);
         assert_eq!(status, CUDA_ERROR_INVALID_HANDLE);
         assert_eq!((test.calls(), test.session.objects.globals.len()), (0, 0));
+    }
+
+    /// A module or a library with two variables of 64 bytes and no code.
+    fn data(test: &mut Fixture, kind: Kind) -> u64 {
+        use sha2::{Digest, Sha256};
+        const DATA: &[u8] =
+            b".version 8.0\n.global .b8 variable[64];\n.global .b8 other[64] = {5, 6};";
+        let _ = test.load(kind);
+        let _ = receive_descriptor(&test.session, 7);
+        test.sends(sealed(DATA));
+        let body = ImageLoad {
+            image: test.new_handle(kind),
+            hash: Sha256::digest(DATA).into(),
+            len: DATA.len() as u64,
+            info_log: 1,
+            ..ImageLoad::new_zeroed()
+        };
+        assert_eq!(test.status(Op::ImageLoad, &body, &[]), CUDA_SUCCESS);
+        body.image
+    }
+
+    #[test]
+    fn a_variable_that_no_code_uses_is_held_by_a_client_that_can() {
+        for kind in KINDS {
+            let mut test = Fixture::new(&[("cuMemsetD8Async", records as Symbol)]);
+            let image = data(&mut test, kind);
+            let asks = Named {
+                pad: HOLDS_VARIABLES,
+                ..named(image)
+            };
+            let found: Range = test.reply(Op::GetGlobal, &asks, NAME).expect("it");
+            assert_eq!((found.start, found.len), (0, 64), "{kind:?}");
+            assert!(test.session.objects.globals.is_empty());
+            let start = test.memory(2 << 20);
+            let place = PlaceGlobal {
+                parent: image,
+                start,
+                len: 64,
+                ..PlaceGlobal::default()
+            };
+            assert_eq!(test.told(Op::PlaceGlobal, &place, NAME), CUDA_SUCCESS);
+            let recorded = test.recorded();
+            assert_eq!(recorded.len(), 1, "{kind:?}");
+            assert_eq!(recorded[0][..3], [start, 0, 64]);
+            assert!(test.session.objects.globals.is_empty());
+            // Its address is memory like any other: it binds to nothing.
+            assert!(test.owns(start));
+            assert!(test.session.lasting.saved.bonds().is_empty());
+            // A client that cannot, as those of earlier releases.
+            let real: u64 = test.reply(Op::GetGlobal, &named(image), NAME).expect("it");
+            assert!(real != 0 && test.owns(real), "{kind:?}");
+            assert_eq!(test.session.lasting.saved.bonds(), Bonds::VARIABLES);
+            assert_eq!(test.session.objects.globals.len(), 1);
+        }
+    }
+
+    /// `cuModuleGetGlobal` of the variables of unused.sm_90.cubin.
+    extern "C" fn of_cubin(
+        start: &mut u64,
+        len: &mut usize,
+        _: u64,
+        name: *const c_char,
+    ) -> CUresult {
+        // SAFETY: a name that ends with NUL, as the driver's function expects.
+        let name = unsafe { CStr::from_ptr(name) };
+        (*start, *len) = match name.to_bytes() {
+            b"counter" => (0x7f00_0000_1000, 4),
+            b"limits" => (0x7f00_0000_2000, 32),
+            _ => return CUDA_ERROR_NOT_FOUND,
+        };
+        CUDA_SUCCESS
+    }
+
+    #[test]
+    fn images_stay_shared_while_clients_hold_their_variables() {
+        use sha2::{Digest, Sha256};
+        const CUBIN: &[u8] =
+            include_bytes!("../../../../tests/fixtures/variables/unused.sm_90.cubin");
+        const NAME: &[u8] = b"limits\0";
+        let mut test = Fixture::new(&[("cuModuleGetGlobal_v2", of_cubin as Symbol)]);
+        let images = [(); 2].map(|()| {
+            test.sends(sealed(CUBIN));
+            let body = ImageLoad {
+                image: test.new_handle(Kind::Module),
+                hash: Sha256::digest(CUBIN).into(),
+                len: CUBIN.len() as u64,
+                ..ImageLoad::new_zeroed()
+            };
+            assert_eq!(test.status(Op::ImageLoad, &body, &[]), CUDA_SUCCESS);
+            body.image
+        });
+        let asks = |parent, pad| Named {
+            parent,
+            pad,
+            ..Named::default()
+        };
+        let is_alone = |test: &mut Fixture, body: Named| {
+            let bytes = [body.as_bytes(), NAME].concat();
+            let message = Incoming::copied(Op::GetGlobal, 0, &bytes);
+            must_be_alone(&mut test.session, &test.shared, message)
+        };
+        let is_shared = |test: &Fixture, image| {
+            let image = test.session.objects.image(image).expect("an image");
+            image.is_with_others()
+        };
+        for image in images {
+            assert!(is_shared(&test, image));
+            assert!(!is_alone(&mut test, asks(image, HOLDS_VARIABLES)));
+            let body = asks(image, HOLDS_VARIABLES);
+            let found: Range = test.reply(Op::GetGlobal, &body, NAME).expect("it");
+            assert_eq!((found.start, found.len), (0, 32));
+            assert!(is_shared(&test, image));
+        }
+        assert!(is_alone(&mut test, asks(images[0], 0)));
+        let found: Range = test
+            .reply(Op::GetGlobal, &asks(images[0], 0), NAME)
+            .expect("it");
+        assert_eq!((found.start, found.len), (0x7f00_0000_2000, 32));
+        assert!(!is_shared(&test, images[0]));
+    }
+
+    #[test]
+    fn a_variable_is_placed_in_memory_of_the_session_or_not_at_all() {
+        let mut test = Fixture::with_devices(2, &[("cuMemsetD8Async", counts as Symbol)]);
+        let image = data(&mut test, Kind::Module);
+        let (start, elsewhere) = (test.memory(2 << 20), test.memory_of(1, 2 << 20));
+        let pinned = test.pinned(4096);
+        let good = PlaceGlobal {
+            parent: image,
+            start,
+            len: 64,
+            ..PlaceGlobal::default()
+        };
+        let status = |test: &mut Fixture, body: PlaceGlobal, name: &[u8]| {
+            test.status(Op::PlaceGlobal, &body, name)
+        };
+        for start in [0, 8, elsewhere, pinned, start + (2 << 20) - 32, u64::MAX] {
+            let refused = status(&mut test, PlaceGlobal { start, ..good }, NAME);
+            assert_eq!(refused, CUDA_ERROR_INVALID_VALUE, "{start:#x}");
+        }
+        for len in [0, 63, 65] {
+            let refused = status(&mut test, PlaceGlobal { len, ..good }, NAME);
+            assert_eq!(refused, CUDA_ERROR_NOT_FOUND, "{len}");
+        }
+        assert_eq!(status(&mut test, good, b"nothing\0"), CUDA_ERROR_NOT_FOUND);
+        for parent in others(image) {
+            let refused = status(&mut test, PlaceGlobal { parent, ..good }, NAME);
+            assert_eq!(refused, CUDA_ERROR_INVALID_HANDLE, "{parent:#x}");
+        }
+        assert!(test.is_violation(Op::PlaceGlobal, &good, b"variable"));
+        // One with code.
+        let parent = test.image(Kind::Module);
+        let refused = status(&mut test, PlaceGlobal { parent, ..good }, NAME);
+        assert_eq!(refused, CUDA_ERROR_NOT_FOUND);
+        let asks = Named {
+            pad: HOLDS_VARIABLES,
+            ..named(parent)
+        };
+        let real: u64 = test.reply(Op::GetGlobal, &asks, NAME).expect("it");
+        assert_ne!(real, 0);
+        assert_eq!(test.calls(), 0);
     }
 
     #[test]

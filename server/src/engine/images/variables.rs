@@ -16,7 +16,9 @@ use mpsshim_api::cuda::{
     CUresult, CUstream,
 };
 use object::read::elf::{ElfFile64, FileHeader};
-use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionFlags, SymbolFlags};
+use object::{
+    Endianness, Object, ObjectSection, ObjectSymbol, SectionFlags, SymbolFlags, SymbolKind,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -35,6 +37,8 @@ const MOST_WRITTEN: u64 = 16 << 20;
 const MOST_NAMES: usize = 64 << 10;
 /// Number of images whose variables are known.
 pub const MOST_KNOWN: usize = 1024;
+/// The largest alignment of variables that clients may hold in blocks of their own memory, bytes.
+const BLOCK_ALIGN: u64 = 512;
 /// Source for restoring variables that are initially zero.
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
@@ -48,6 +52,9 @@ pub struct Variable {
     zeros: bool,
     /// Code may use its address. Only the client, by name, can write any other.
     used: bool,
+    /// Only the client reaches it, by the address that it asks for, so that any memory may hold it: no code uses it, it
+    /// shares no byte with another symbol, and it is not in a constant bank, which kernels read without its address.
+    apart: bool,
 }
 
 /// All variables of an image; `None` if they cannot be determined or exceed a limit.
@@ -144,12 +151,16 @@ fn of_cubin(bytes: &[u8]) -> Option<Vec<Variable>> {
         let SectionFlags::Elf { sh_flags } = section.flags() else {
             return None;
         };
-        if name.starts_with(b".nv.global") || name.starts_with(b".nv.constant3") {
-            let zeros = section.kind().is_bss();
-            sections.insert(
-                section.index(),
-                (zeros, section.size(), section.align(), Vec::new()),
-            );
+        let is_global = name.starts_with(b".nv.global");
+        if is_global || name.starts_with(b".nv.constant3") {
+            let section_of_variables = Section {
+                zeros: section.kind().is_bss(),
+                len: section.size(),
+                align: section.align(),
+                is_global,
+                symbols: Vec::new(),
+            };
+            sections.insert(section.index(), section_of_variables);
         } else if sh_flags & WRITE != 0 && !name.starts_with(b".nv.shared") {
             return None;
         }
@@ -166,9 +177,13 @@ fn of_cubin(bytes: &[u8]) -> Option<Vec<Variable>> {
             }
             continue;
         };
-        let Some((zeros, _, _, ranges)) = sections.get_mut(&index) else {
+        let Some(section) = sections.get_mut(&index) else {
             continue;
         };
+        // All relocations are unclear if one names the symbol of a section.
+        if symbol.kind() != SymbolKind::Section {
+            section.symbols.push((symbol.address(), symbol.size()));
+        }
         if symbol.size() == 0 {
             continue;
         }
@@ -178,35 +193,90 @@ fn of_cubin(bytes: &[u8]) -> Option<Vec<Variable>> {
         if st_other & MANAGED != 0 || found.len() > MOST {
             return None;
         }
-        ranges.push((symbol.address(), symbol.size()));
         let name = symbol.name().ok()?;
         budget.spend(name.len() as u64)?;
         if !is_constant(name, symbol.size()) {
-            found.push(Variable {
+            let used = used.has(symbol.index());
+            let variable = Variable {
                 name: [name.as_bytes(), b"\0"].concat().into(),
                 len: symbol.size(),
-                zeros: *zeros,
-                used: used.has(symbol.index()),
-            });
+                zeros: section.zeros,
+                used,
+                apart: !used && section.is_global && section.align <= BLOCK_ALIGN,
+            };
+            found.push((variable, (index, symbol.address())));
         }
     }
-    let whole = |(_, size, align, ranges): &mut (bool, u64, u64, Vec<(u64, u64)>)| {
-        ranges.sort_unstable();
-        // Unnamed data can only lie in gaps between symbols; a gap larger than the alignment may contain some.
+    for section in sections.values_mut() {
+        section.symbols.sort_unstable();
+        if !section.is_whole() {
+            return None;
+        }
+    }
+    let shared: HashMap<_, _> = sections
+        .iter()
+        .map(|(index, section)| (*index, section.shared()))
+        .collect();
+    let found = found.into_iter().map(|(variable, (section, start))| {
+        let is_shared = shared.get(&section).is_none_or(|all| all.contains(&start));
+        Variable {
+            apart: variable.apart && !is_shared,
+            ..variable
+        }
+    });
+    Some(found.collect())
+}
+
+/// A section of variables.
+struct Section {
+    /// Initially zero.
+    zeros: bool,
+    len: u64,
+    align: u64,
+    /// In global memory, not in a constant bank.
+    is_global: bool,
+    /// Address and bytes of each symbol, sorted.
+    symbols: Vec<(u64, u64)>,
+}
+
+impl Section {
+    /// Whether the symbols name all of its data. Unnamed data can only lie in gaps between symbols; a gap larger than the
+    /// alignment may contain some.
+    fn is_whole(&self) -> bool {
         let mut end = 0u64;
-        for (start, len) in ranges.iter() {
-            if *start > end.saturating_add(*align) {
+        for (start, len) in self.symbols.iter().filter(|(_, len)| *len > 0) {
+            if *start > end.saturating_add(self.align) {
                 return false;
             }
             end = end.max(start.saturating_add(*len));
         }
-        *size <= end.saturating_add(*align)
-    };
-    sections.values_mut().all(whole).then_some(found)
+        self.len <= end.saturating_add(self.align)
+    }
+
+    /// The addresses of symbols that share bytes with others.
+    fn shared(&self) -> HashSet<u64> {
+        let mut found = HashSet::new();
+        // The symbol that reaches furthest so far.
+        let mut before: Option<(u64, u64)> = None;
+        for (start, len) in &self.symbols {
+            let end = start.saturating_add((*len).max(1));
+            if let Some((other, reaches)) = before
+                && *start < reaches
+            {
+                found.extend([other, *start]);
+            }
+            if before.is_none_or(|(_, reaches)| reaches <= end) {
+                before = Some((*start, end));
+            }
+        }
+        found
+    }
 }
 
 fn of_text(bytes: &[u8]) -> Option<Vec<Variable>> {
     let text = without_comments(bytes);
+    let has = |word: &str| memchr::memmem::find(&text, word.as_bytes()).is_some();
+    let mut used = has(".entry") || has(".func");
     let mut found = Vec::new();
     for space in [&b".global"[..], b".const"] {
         for declaration in declarations(&text, space) {
@@ -221,17 +291,41 @@ fn of_text(bytes: &[u8]) -> Option<Vec<Variable>> {
             let head = variable.split(['=', '[']).next()?;
             let name = head.split_ascii_whitespace().next_back()?;
             let len = of_declaration(declaration)?;
+            used |= variable
+                .split_once('=')
+                .is_some_and(|(_, value)| names_any(value));
             if len > 0 && !is_constant(name, len) {
                 found.push(Variable {
                     name: [name.as_bytes(), b"\0"].concat().into(),
                     len,
                     zeros: !variable.contains('='),
-                    used: true,
+                    used,
+                    apart: space == b".global"
+                        && align_of(head).is_some_and(|one| one <= BLOCK_ALIGN),
                 });
             }
         }
     }
+    for variable in &mut found {
+        variable.used = used;
+        variable.apart &= !used;
+    }
     Some(found)
+}
+
+/// Whether the initial value of a variable names anything, such as another variable. Numbers begin with a digit.
+fn names_any(value: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '$' | '%' | '.');
+    let mut words = value.split(|c| !is_part(c)).filter(|word| !word.is_empty());
+    words.any(|word| !word.starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// The alignment in a declaration, bytes; 0 if there is none.
+fn align_of(declaration: &str) -> Option<u64> {
+    let Some((_, behind)) = declaration.split_once(".align") else {
+        return Some(0);
+    };
+    behind.split_ascii_whitespace().next()?.parse().ok()
 }
 
 /// Contents of a loaded image's variables on a device before any kernel or client could write them.
@@ -328,6 +422,37 @@ impl AsLoaded {
     pub fn places(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let each = self.held.iter().zip(self.variables.iter());
         each.map(|((start, _), variable)| (*start, variable.len))
+    }
+
+    /// Bytes of the variable of this name, NUL included, if only the client reaches it, so that its own memory may hold it.
+    pub fn apart(&self, name: &[u8]) -> Option<u64> {
+        self.find_apart(name).map(|(variable, _)| variable.len)
+    }
+
+    fn find_apart(&self, name: &[u8]) -> Option<(&Variable, &Before)> {
+        let mut each = self.variables.iter().zip(&self.held);
+        let found = each.find(|(variable, _)| *variable.name == *name && variable.apart);
+        found.map(|(variable, (_, before))| (variable, before))
+    }
+
+    /// Stores the initial contents of such a variable in `[start, start + len)` of device memory, which no work uses.
+    ///
+    /// # Errors
+    /// Driver errors; `CUDA_ERROR_NOT_FOUND` if the image has no such variable of this name and size.
+    pub fn place(
+        &self,
+        gpu: &Gpu,
+        device: Ordinal,
+        name: &[u8],
+        (start, len): (u64, u64),
+    ) -> Result<(), CUresult> {
+        let found = self.find_apart(name).filter(|(one, _)| one.len == len);
+        let (_, before) = found.ok_or(CUDA_ERROR_NOT_FOUND)?;
+        let bytes = match before {
+            Before::Zeros(_) => None,
+            Before::Bytes(bytes) => Some((0, &bytes[..])),
+        };
+        store(gpu, device, (start, len), bytes.into_iter())
     }
 
     /// Reads the current contents of each variable. If the client knows no variable of the image (`by_code`), those that no
@@ -566,6 +691,65 @@ mod tests {
             used(fixture!("function.sm_90.cubin")),
             [named("counter", true)]
         );
+    }
+
+    #[test]
+    fn variables_that_only_the_client_reaches_are_apart() {
+        let apart = |image: &[u8]| -> Vec<(String, bool)> {
+            let found = variables(image, 90).expect("variables");
+            let shown = |one: Variable| (String::from_utf8(one.name.into()).unwrap(), one.apart);
+            found.into_iter().map(shown).collect()
+        };
+        let named = |name: &str, is_apart| (format!("{name}\0"), is_apart);
+        let cubin = include_bytes!("../../../../tests/fixtures/variables/unused.sm_90.cubin");
+        let mut found = apart(cubin);
+        found.sort();
+        assert_eq!(found, [named("counter", true), named("limits", true)]);
+        let used = include_bytes!("../../../../tests/fixtures/variables/referenced.sm_90.cubin");
+        assert!(apart(used).iter().all(|(_, is_apart)| !is_apart));
+        let of = |declarations: &str| apart(format!(".version 8.0\n{declarations}").as_bytes());
+        let (a, b) = (
+            ".global .align 4 .u32 a;",
+            ".global .align 8 .b8 b[8] = {0x1, -2, 3U};",
+        );
+        let data = format!("{a}\n{b}\n.const .f32 c = 0f3F800000;");
+        assert_eq!(
+            of(&data),
+            [named("a", true), named("b", true), named("c", false)]
+        );
+        // Code, or an address in another variable.
+        for more in [
+            ".visible .entry k() { ret; }",
+            ".func f() { ret; }",
+            ".global .u64 d = a;",
+            ".global .u64 d[2] = {0, generic(a)};",
+        ] {
+            let found = of(&format!("{data}\n{more}"));
+            assert!(found.iter().all(|(_, is_apart)| !is_apart), "{more}");
+        }
+        assert_eq!(of(".global .align 1024 .u32 a;"), [named("a", false)]);
+    }
+
+    #[test]
+    fn symbols_that_share_bytes_are_not_apart() {
+        let shared = |symbols: &[(u64, u64)]| {
+            let section = Section {
+                zeros: true,
+                len: 64,
+                align: 8,
+                is_global: true,
+                symbols: symbols.to_vec(),
+            };
+            let mut found: Vec<u64> = section.shared().into_iter().collect();
+            found.sort_unstable();
+            found
+        };
+        assert!(shared(&[(0, 8), (8, 8), (16, 4)]).is_empty());
+        assert_eq!(shared(&[(0, 8), (0, 8), (8, 8)]), [0]);
+        assert_eq!(shared(&[(0, 32), (8, 8), (24, 4), (32, 4)]), [0, 8, 24]);
+        // A name without a size.
+        assert_eq!(shared(&[(0, 8), (4, 0), (8, 8)]), [0, 4]);
+        assert_eq!(shared(&[(0, 0), (0, 8), (8, 8)]), [0]);
     }
 
     #[test]

@@ -31,9 +31,9 @@ use mpsshim_proto::message::stream::{
 };
 use mpsshim_proto::message::{
     Attach, Copy, CopyInline, EventCreate, EventOnStream, EventPair, FunctionAttribute,
-    GetFunction, HostAlloc, INLINE_COPY_MAX, ImageLoad, JitOption, Launch, Limit, MANAGED,
-    ManagedMove, Mark, MarkEvent, MemGrant, Memset, NO_FLAG, Named, Object, Occupancy, Op,
-    PIECES_MAX, Piece, PointerQuery, Range, StreamCreate,
+    GetFunction, HOLDS_VARIABLES, HostAlloc, INLINE_COPY_MAX, ImageLoad, JitOption, Launch, Limit,
+    MANAGED, ManagedMove, Mark, MarkEvent, MemGrant, Memset, NO_FLAG, Named, Object, Occupancy, Op,
+    PIECES_MAX, Piece, PlaceGlobal, PointerQuery, Range, StreamCreate,
 };
 use mpsshim_proto::segment::{FLAGS, STAGING_LEN};
 use rand::rngs::SmallRng;
@@ -948,7 +948,7 @@ impl Maker<'_> {
                 let named = Named {
                     parent: self.image(),
                     device: self.device(),
-                    pad: 0,
+                    pad: self.small() & HOLDS_VARIABLES,
                 };
                 let name = self.name();
                 let draft = plain(op, &named).with(&name);
@@ -956,6 +956,18 @@ impl Maker<'_> {
                     Op::GetGlobal => draft.gives(Gives::Range),
                     _ => draft,
                 }
+            }
+            Op::PlaceGlobal => {
+                let Range { start, len } = self.range();
+                let place = PlaceGlobal {
+                    parent: self.image(),
+                    start,
+                    len,
+                    device: self.device(),
+                    pad: 0,
+                };
+                let name = self.name();
+                plain(op, &place).with(&name)
             }
             Op::EnumerateFunctions | Op::ImageLeave => plain(
                 op,

@@ -22,6 +22,9 @@
 //!   some of it anew; `registered N` with the number of times;
 //! - `count`: looks whether variables of an image hold what they held after the last time, then has kernels count in them and
 //!   copies to one; `counted N` with the number of kernels that have counted. `count 1`: by a graph from now on;
+//! - `constant`: looks whether variables of an image without code hold what they held after the last time, then has kernels of
+//!   another image count in them, and looks what the driver says of their addresses; `constants N` with the number of times. `constant 1`:
+//!   only launches such a kernel; `launched`. `constant 2`: uses a variable of 8 MiB; where it is;
 //! - `link`: leaves the address of a variable in another one; `linked`;
 //! - `share`: offers a block of device memory to other processes; `shared`;
 //! - `infer MS`: serves requests for some milliseconds and looks at their results; always has kernels in flight;
@@ -36,6 +39,7 @@
 //!
 //! A call that fails ends the program: the status is printed, and the exit status is 1. Wrong content ends it with status 2.
 
+mod constants;
 mod graphs;
 mod infer;
 mod loops;
@@ -45,6 +49,7 @@ mod remains;
 mod sparse;
 mod steps;
 
+use constants::Constants;
 use graphs::Graphs;
 use infer::Infer;
 use loops::Loops;
@@ -510,6 +515,7 @@ fn run() -> Status<bool> {
     let mut sparse: Option<Sparse> = None;
     let mut timed: Option<Timer> = None;
     let mut counter: Option<Counter> = None;
+    let mut constants: Option<Constants> = None;
     let mut graphs: Option<Graphs> = None;
     let mut loops: Option<Loops> = None;
     let mut infer: Option<Infer> = None;
@@ -664,6 +670,24 @@ fn run() -> Status<bool> {
                 };
                 counter = Some(counting);
                 say(&format!("counted {counted}"));
+            }
+            "constant" if argument == 2 => say(Constants::large()?),
+            "constant" => {
+                let mut own = match constants.take() {
+                    Some(own) => own,
+                    None => Constants::new()?,
+                };
+                if argument == 1 {
+                    own.launch()?;
+                    arrive()?;
+                    say("launched");
+                } else {
+                    let Some(round) = own.round()? else {
+                        return Ok(false);
+                    };
+                    say(&format!("constants {round}"));
+                }
+                constants = Some(own);
             }
             "link" => {
                 let linked = Counter::new(state.streams[1], 4)?;
