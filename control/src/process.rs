@@ -83,7 +83,7 @@ impl Process {
         if !is_gone(fs::read_to_string(format!("/proc/{}/statm", child.id()))) {
             return false;
         }
-        // Each thread gives the memory up by itself. A directory that is gone belongs to one that has.
+        // Each thread gives the memory up by itself. The directory of an ended thread is gone.
         let Ok(threads) = fs::read_dir(format!("/proc/{}/task", child.id())) else {
             return false;
         };

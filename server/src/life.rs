@@ -24,9 +24,12 @@ pub fn watched() -> io::Result<OwnedFd> {
         .stack_size(64 << 10)
         .spawn(move || {
             let has_own = keep_only(number);
-            let keeps = has_own.is_ok();
+            let ends = has_own.is_err();
             let _ = sender.send(has_own);
-            while keeps {
+            if ends {
+                return;
+            }
+            loop {
                 thread::park();
             }
         })?;

@@ -283,22 +283,16 @@ impl<H: Host> Serving<H> {
         Ok(())
     }
 
-    /// Gives the daemon the connection to the keeper, for the next server.
+    /// Gives the daemon the connection to the keeper, for the next server, and a connection that tells early when this
+    /// process ends.
     fn hand_keeper(&self) {
-        if let (Some(link), Some(keeper)) = (&self.link, self.host.keeper())
-            && let Err(error) = link.send(&ToDaemon::Keeper, Some(keeper.as_fd()))
-        {
-            tracing::debug!("{error}");
-        }
-        self.hand_life();
-    }
-
-    /// Gives the daemon a connection that tells of the end of this process early.
-    fn hand_life(&self) {
-        let Some(link) = &self.link else { return };
-        let sent = life::watched().map_err(LinkError::from);
-        let sent = sent.and_then(|other| link.send(&ToDaemon::Life, Some(other.as_fd())));
-        if let Err(error) = sent {
+        let (Some(link), Some(keeper)) = (&self.link, self.host.keeper()) else {
+            return;
+        };
+        let keeper = link.send(&ToDaemon::Keeper, Some(keeper.as_fd()));
+        let life = life::watched().map_err(LinkError::from);
+        let life = life.and_then(|other| link.send(&ToDaemon::Life, Some(other.as_fd())));
+        for error in [keeper.err(), life.err()].into_iter().flatten() {
             tracing::debug!("{error}");
         }
     }

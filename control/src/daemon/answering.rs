@@ -351,10 +351,10 @@ impl Daemon {
         let outcome = match &request.command {
             Command::Module(command) => self.perform_module(command),
             Command::Info => Ok(print(self.info())),
-            Command::ServerList => Ok(print(listing::servers(
-                self.servers.iter(),
-                &found.gate_moments,
-            ))),
+            Command::ServerList => {
+                let servers = self.servers.iter().filter(|one| !one.succeeded());
+                Ok(print(listing::servers(servers, &found.gate_moments)))
+            }
             Command::ServerStatus(wanted) => self.find(wanted).map(listing::status).map(print),
             Command::ClientList(wanted) => {
                 let server = self.find(wanted);

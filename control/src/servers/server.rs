@@ -305,6 +305,11 @@ impl Server {
         Ok(sessions)
     }
 
+    /// Whether another server continues its sessions, while its process ends.
+    pub fn succeeded(&self) -> bool {
+        self.succeeded
+    }
+
     /// Whether a session is alive.
     pub fn has_session(&self, session: u64) -> bool {
         self.sessions.contains_key(&session)

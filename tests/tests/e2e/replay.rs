@@ -146,6 +146,31 @@ fn the_client_whose_kernel_faults_does_not_go_on() {
 }
 
 #[test]
+fn a_host_function_that_has_not_run_runs_behind_the_work_that_runs_again() {
+    let place = daemon();
+    // A program is lost if its function has run at the kill.
+    let mut rounds = 0;
+    while repeated(&place) < 3 {
+        assert!(rounds < 100, "{}", place.log("server.log"));
+        let mut survivor = Survivor::start_with_replay(&place);
+        loop {
+            rounds += 1;
+            survivor.say("later 20000");
+            std::thread::sleep(Duration::from_micros(rounds * 7_919 % 50_000));
+            end_server(&place);
+            match &*survivor.program.line() {
+                "CUDA_SUCCESS (0), called 1" => {}
+                // It has run, but not returned for the server; or it never runs, as without a server.
+                lost => break assert!(lost.starts_with(RPC_FAILURE), "{lost}"),
+            }
+            if repeated(&place) >= 3 {
+                break survivor.end();
+            }
+        }
+    }
+}
+
+#[test]
 fn a_host_function_is_never_called_twice() {
     let place = daemon();
     let mut survivor = Survivor::start_with_replay(&place);

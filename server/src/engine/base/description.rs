@@ -82,7 +82,10 @@ struct Header {
     bound_from: AtomicU64,
     /// Process id of the server.
     server: AtomicU32,
-    _pad: u32,
+    /// Number of answers once the request before `answered_at` is answered.
+    answers: AtomicU32,
+    /// Ring position after the request that was last answered, or is about to be.
+    answered_at: AtomicU64,
     journal: journal::Head,
     streams: [Progress; STREAMS],
 }
@@ -198,6 +201,22 @@ impl Description {
     /// Whether this release can restore the session.
     pub fn is_readable(&self) -> bool {
         FORMATS.contains(&self.format())
+    }
+
+    /// Notes that the request before this position in the ring is about to be answered, which makes the number of answers this.
+    #[inline]
+    pub fn set_answering(&self, position: u64, answers: u32) {
+        let header = self.header();
+        header.answers.store(answers, Ordering::Relaxed);
+        header.answered_at.store(position, Ordering::Release);
+    }
+
+    /// Position after the request at `taken`, if the number of answers tells that it was answered.
+    pub fn answered(&self, taken: u64, answers: u32) -> Option<u64> {
+        let header = self.header();
+        let position = header.answered_at.load(Ordering::Acquire);
+        let is_answered = header.answers.load(Ordering::Relaxed) == answers;
+        (is_answered && (position.wrapping_sub(taken) as i64) > 0).then_some(position)
     }
 
     /// Notes that this process is its server. Returns the process id of the one before.
@@ -586,6 +605,29 @@ mod tests {
             assert!(description.append(record));
         }
         description
+    }
+
+    #[test]
+    fn a_request_that_was_answered_is_known_by_the_number_of_answers() {
+        let description = Description::new(wire::OWN).expect("a description");
+        assert_eq!(description.answered(0, 0), None);
+        description.set_answering(64, 8);
+        assert_eq!(description.answered(32, 7), None, "not yet");
+        assert_eq!(description.answered(32, 8), Some(64));
+        assert_eq!(description.answered(64, 8), None, "taken");
+    }
+
+    #[test]
+    fn bonds_behind_the_point_of_rest_do_not_count_there() {
+        let description = Description::new(wire::OWN).expect("a description");
+        let (images, other) = (Bonds::IMAGES, Bonds::ARRAYS);
+        description.set_bonds(images, 64);
+        description.set_bonds(images.with(Bonds::TIMES, true).with(other, true), 96);
+        assert_eq!(description.bonds_at(64), other);
+        assert_eq!(description.bonds_at(65), description.bonds());
+        description.set_bonds(other, 128);
+        description.set_bonds(images, 160);
+        assert_eq!(description.bonds_at(160), Bonds::default());
     }
 
     #[test]

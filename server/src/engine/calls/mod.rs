@@ -151,6 +151,12 @@ macro_rules! conclude {
         } else if const { Op::$name.is_request() } && Outcome::<$kind>::is_done(&$outcome) {
             $session.note_executed($message);
         }
+        if const { Op::$name.is_request() } {
+            $session.note_answering($message);
+        } else if const { matches!(Op::$name, Op::PoolFree) } {
+            // Its memory may have been allocated again.
+            $session.note_done($message);
+        }
         Outcome::<$kind>::conclude($outcome, $shared, $session, Op::$name)
     }};
 }

@@ -431,6 +431,12 @@ fn may_go_on(parts: &Parts) -> Result<(Rings, Option<Vec<Entry>>), Lost> {
     if !bonds.is_empty() {
         return Err(format!("it was bound to its context by {bonds}"));
     }
+    // A request that was answered, but not taken from the ring any more.
+    let taken = header.tail.0.load(Ordering::Acquire);
+    let answers = header.answers.0.load(Ordering::Acquire);
+    if let Some(position) = description.answered(taken, answers) {
+        header.tail.0.store(position, Ordering::Release);
+    }
     let flag = |slot: u32, value: u32| reached(segment::flag_of(&parts.segment, slot), value);
     let mut commands = None;
     // Changes that are not saved are made by executing the commands again.

@@ -5,8 +5,10 @@ use crate::engine::base::journal::Entry;
 use crate::engine::objects::streams::Stream;
 use crate::engine::scheduling::dispatch::{self, Step, step};
 use crate::engine::session::Session;
+use crate::engine::session::repeating::without_marks;
 use crate::engine::threads::shared::Shared;
 use mpsshim_proto::message::Op;
+use mpsshim_proto::segment::reached;
 use std::time::{Duration, Instant};
 
 /// How long other sessions wait for one session's work to complete; four times as long at each further attempt. If a kernel
@@ -40,7 +42,15 @@ pub fn repeat_all(shared: &Shared, restored: Vec<Restored>) -> impl Iterator<Ite
         .filter_map(move |(session, work)| match work {
             Some(work) => {
                 await_end(work.before);
-                repeat(shared, session, work.commands, until)
+                // Until then, the device may have written further flags.
+                let has = |slot, value| reached(session.shared.flag(slot), value);
+                match without_marks(work.commands, has) {
+                    Ok(commands) => repeat(shared, session, commands, until),
+                    Err(why) => {
+                        dispatch::end(shared, session, Some(why.into_owned()));
+                        None
+                    }
+                }
             }
             None => Some(session),
         })

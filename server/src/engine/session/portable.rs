@@ -14,6 +14,7 @@ use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::ring::ALIGN;
 use mpsshim_proto::segment::reached;
 use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
 
 impl SessionShared {
     /// Passes the descriptors that every session has to the keeper: description, segment, doorbell and connection.
@@ -52,6 +53,27 @@ impl Session {
     pub fn note_executed(&self, message: Incoming<'_>) {
         let behind = self.inbox.consumer.place().after(message.len());
         self.shared.description.set_described(behind.position());
+    }
+
+    /// Notes that the request at the ring's tail is about to be answered, so that another server does not answer it again.
+    #[inline]
+    pub fn note_answering(&self, message: Incoming<'_>) {
+        self.note_answers(message, 1);
+    }
+
+    /// Notes that the command at the ring's tail has been executed, so that another server does not execute it again.
+    #[inline]
+    pub fn note_done(&self, message: Incoming<'_>) {
+        if !self.inbox.held.is_replaying() {
+            self.note_answers(message, 0);
+        }
+    }
+
+    fn note_answers(&self, message: Incoming<'_>, more: u32) {
+        let behind = self.inbox.consumer.place().after(message.len());
+        let answers = self.shared.header().answers.0.load(Ordering::Relaxed);
+        let description = &self.shared.description;
+        description.set_answering(behind.position(), answers.wrapping_add(more));
     }
 
     /// Whether kernels of an image may write variables, which another server has to restore. Always `false` without a

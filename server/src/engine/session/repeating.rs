@@ -8,10 +8,11 @@ use mpsshim_api::cuda::{
 };
 use mpsshim_proto::message::array::CopyBox;
 use mpsshim_proto::message::graph::{GraphNode, node_flags};
+use mpsshim_proto::message::stream::HostFunction;
 use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Mark, MarkEvent, Op, Side};
 use mpsshim_proto::ops::Change;
 use mpsshim_proto::ring::{ALIGN, Place, Violation};
-use mpsshim_proto::segment::{Header, reached};
+use mpsshim_proto::segment::{ARRIVED, Header, reached};
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -61,6 +62,7 @@ fn role(op: Op) -> Role {
         | Op::EventRecord
         | Op::StreamWaitEvent
         | Op::MarkEvent
+        | Op::HostFunction
         | Op::GraphLaunch => Role::Repeats,
         Op::StreamCreate | Op::EventCreate | Op::GraphUpload | Op::LimitMemory => Role::Passes,
         // The description has the allocations. Memory that goes to other work than behind its free is noted where it does.
@@ -105,16 +107,28 @@ fn mark_in(entry: &Entry) -> Option<(u32, u32)> {
     }
 }
 
+/// The flag that is written when a host function is to run, and its value.
+fn function_in(entry: &Entry) -> Option<(u32, u32)> {
+    let is_function = Op::from_u16(entry.op)? == Op::HostFunction;
+    let (body, _) = HostFunction::read_from_prefix(&entry.bytes).ok()?;
+    // A slot that is out of range is a violation when the message is executed.
+    is_function.then(|| (body.slot.saturating_add(ARRIVED), body.value))
+}
+
 /// The commands without the marks that are written already. `has` tells whether a flag of the client has reached a value.
 ///
 /// A client goes on when it sees a mark, unless it waits for others of the same token.
 ///
 /// # Errors
-/// The client may go on, although a part of its work is in flight.
-fn without_marks(
+/// The client may go on, although a part of its work is in flight, or a host function has run.
+pub fn without_marks(
     mut commands: Vec<Entry>,
     has: impl Fn(u32, u32) -> bool,
 ) -> Result<Vec<Entry>, Cow<'static, str>> {
+    let has_run = |entry: &Entry| function_in(entry).is_some_and(|(slot, value)| has(slot, value));
+    if commands.iter().any(has_run) {
+        return Err("a host function has run behind a part of its work in flight".into());
+    }
     let is_written = |entry: &Entry| mark_in(entry).is_some_and(|(slot, value)| has(slot, value));
     let awaits = |entry: &Entry| mark_in(entry).is_some() && !is_written(entry) && entry.token != 0;
     let awaited: HashSet<u64> = commands
@@ -369,9 +383,30 @@ mod tests {
     }
 
     #[test]
+    fn host_functions_run_once() {
+        let function = |slot| Entry {
+            op: Op::HostFunction as u16,
+            bytes: HostFunction {
+                stream: 1,
+                slot,
+                value: 64,
+            }
+            .as_bytes()
+            .to_vec(),
+            ..mark(64, 0, 0)
+        };
+        let commands = || vec![mark(32, 0, 1), function(5)];
+        let flags = |written: &'static [u32]| move |slot, _| written.contains(&slot);
+        assert_eq!(without_marks(commands(), flags(&[])), Ok(commands()));
+        // The flag of a mark with the same slot.
+        assert_eq!(without_marks(commands(), flags(&[5])), Ok(commands()));
+        assert!(without_marks(commands(), flags(&[5 + ARRIVED])).is_err());
+        assert!(without_marks(vec![function(u32::MAX)], flags(&[])).is_ok());
+    }
+
+    #[test]
     fn commands_with_effects_outside_of_the_session_are_not_repeated() {
         for op in [
-            Op::HostFunction,
             Op::MemOp,
             Op::ManagedMove,
             Op::GraphExecUpdate,

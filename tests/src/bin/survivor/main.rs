@@ -32,6 +32,8 @@
 //! - `step ROUNDS`: has kernels count in variables and an instance of a graph launched with other parameters, looks at the
 //!   results; `stepped N` with the number of times;
 //! - `wait MS`: launches a host function that takes some milliseconds; `waits`;
+//! - `later ROUNDS`: launches a kernel with so many rounds, a host function behind it, and another kernel, and waits; the status,
+//!   and how often the function was called;
 //! - `call MS`: launches a host function that prints `called`, and a kernel that takes some milliseconds, and waits; the status;
 //! - `sparse BYTES`: allocates so many bytes of device memory, zero but for one word; again: looks whether they are what they
 //!   were, and changes the word; `sparse`;
@@ -709,6 +711,25 @@ fn run() -> Status<bool> {
                 cu!(cuLaunchHostFunc, state.streams[1], wait, ms).ok()?;
                 arrive()?;
                 say("waits");
+            }
+            "later" => {
+                extern "C" fn call(count: *mut c_void) {
+                    // SAFETY: the word below, which lives until the function has run.
+                    unsafe { *count.cast::<u32>() += 1 }
+                }
+                let call: extern "C" fn(*mut c_void) = call;
+                let mut count = 0u32;
+                // For what the program did before.
+                cu!(cuCtxSynchronize).ok()?;
+                launch(state.fill, state.streams[0], (state.computed, 1, argument))?;
+                let data = (&raw mut count).cast::<c_void>();
+                cu!(cuLaunchHostFunc, state.streams[0], call, data).ok()?;
+                launch(state.fill, state.streams[0], (state.computed, 2, 1))?;
+                let status = cu!(cuStreamSynchronize, state.streams[0]);
+                // SAFETY: the function has run, or never does.
+                let count = unsafe { (&raw const count).read_volatile() };
+                say(&format!("{status}, called {count}"));
+                status.ok()?;
             }
             "call" => {
                 extern "C" fn call(_: *mut c_void) {

@@ -33,6 +33,7 @@ impl Session {
             return Order::Now;
         }
         if matches!(message.op, Op::EventQuery | Op::EventElapsed) {
+            self.note_answering(message);
             self.answer(Err(CUDA_ERROR_NOT_READY), &[]);
             return Order::Taken;
         }

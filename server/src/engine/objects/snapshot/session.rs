@@ -127,6 +127,10 @@ impl Session {
         {
             return false;
         }
+        // The commands since its client last waited may have to be executed again, from the state at that point.
+        if self.has_unawaited() {
+            return false;
+        }
         let position = self.inbox.consumer.place().position();
         let now = Instant::now();
         let since = match self.lasting.saved.rests {
