@@ -272,6 +272,9 @@ pub const NO_FLAG: u32 = u32::MAX;
 /// memory costs the server less (1.3 µs whatever the size, against 6.2 µs for 64 KiB of unregistered memory).
 pub const INLINE_COPY_MAX: usize = 4 << 10;
 
+/// Token of marks for which no thread of the client waits when it submits them.
+pub const UNAWAITED: u64 = u64::MAX;
+
 /// In [`Attach::flags`]: the client's kernels may run again from the point where it last waited
 /// ([`crate::environment::REPLAY`]).
 pub const REPLAYS: u32 = 1;

@@ -42,17 +42,25 @@ fn publish(session: &Session, _: Seen) {
     let Ok(mut ring) = session.ring() else {
         return;
     };
-    let position = ring.position();
     if stream::any_busy(session) {
         stream::look_at_busy(&mut ring);
     }
     let progress = &session.header().replay.0;
+    // If a part was still in flight, the server notes the point of rest when the rest is complete, and nothing came since.
     let point = match stream::any_busy(session) {
         true => &progress.seen,
         false => &progress.rested,
     };
     // Partner: the server, before it notes or repeats a command.
-    point.store(position, Ordering::Release);
+    point.fetch_max(ring.position(), Ordering::AcqRel);
+}
+
+/// Puts marks behind the work of other streams before a stream gets the mark that the program waits for: mostly they are
+/// written before it, so that the wait is for all work.
+pub fn mark_others(ring: &mut Ring<'_>) {
+    if wish() != 0 {
+        stream::look_at_busy(ring);
+    }
 }
 
 /// Memory in which a copy found its data, submitted at this position in the ring, is about to be written again.

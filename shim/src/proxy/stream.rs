@@ -16,7 +16,7 @@ use mpsshim_api::cuda::{
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, CUaccessPolicyWindow,
 };
 use mpsshim_proto::handle::Kind;
-use mpsshim_proto::message::{Mark, MarkEvent, Object, Op, StreamCreate};
+use mpsshim_proto::message::{Mark, MarkEvent, Object, Op, StreamCreate, UNAWAITED};
 use mpsshim_proto::segment::reached;
 use parking_lot::Mutex;
 use zerocopy::{Immutable, IntoBytes};
@@ -57,6 +57,8 @@ pub struct Stream {
     joined: Progress,
     /// Value of the last mark.
     mark: AtomicU32,
+    /// No thread waited for the last mark when it was submitted.
+    unawaited: AtomicBool,
     /// The capture that it takes part in, or 0 ([`crate::proxy::capture`]).
     capture: AtomicU64,
 }
@@ -374,7 +376,7 @@ pub fn any_busy(session: &Session) -> bool {
     any_busy_but(session, None)
 }
 
-/// Looks which streams have completed the work that they were given, and puts marks behind the work of the others, so that the
+/// Looks which streams have completed the work before their last mark, and puts marks behind the work of the others, so that the
 /// next look tells: programs that wait for one stream leave the rest without marks.
 pub fn look_at_busy(ring: &mut Ring<'_>) {
     for stream in STREAMS.live().filter(|stream| stream.is_busy()) {
@@ -386,7 +388,7 @@ pub fn look_at_busy(ring: &mut Ring<'_>) {
         let is_marked = stream.own.marked.load(Ordering::Relaxed) >= submitted;
         if !is_marked && stream.handle() != 0 && !stream.is_capturing() {
             // Without the mark, the stream counts as busy.
-            let _ = mark_in(ring, stream, (stream.handle(), 0));
+            let _ = mark_in(ring, stream, (stream.handle(), UNAWAITED));
         }
     }
 }
@@ -468,6 +470,9 @@ fn mark_in(ring: &mut Ring<'_>, stream: &Stream, (handle, token): (u64, u64)) ->
         &[],
     )?;
     stream.mark.store(value, Ordering::Relaxed);
+    stream
+        .unawaited
+        .store(token == UNAWAITED, Ordering::Relaxed);
     stream.own.marked.store(
         stream.own.submitted.load(Ordering::Relaxed),
         Ordering::Release,
@@ -496,7 +501,8 @@ pub fn mark_event(ring: &mut Ring<'_>, waiter: StreamRef, event: u64) -> Status<
 
 /// A mark behind everything the stream was given so far: the last one if it covers that, else a new one.
 pub fn mark(ring: &mut Ring<'_>, stream: StreamRef) -> Status<Target> {
-    if stream.marked() >= stream.position() {
+    // The server has to know that a thread waits for the mark.
+    if stream.marked() >= stream.position() && !stream.unawaited.load(Ordering::Relaxed) {
         return Ok(stream.last_mark());
     }
     mark_in(ring, stream, (stream.handle(), 0))
@@ -508,7 +514,9 @@ fn mark_unless_done(session: &Session, stream: StreamRef) -> Status<Option<Targe
     if stream.reached() >= stream.position() {
         return Ok(None);
     }
-    mark(&mut session.ring()?, stream).map(Some)
+    let mut ring = session.ring()?;
+    replay::mark_others(&mut ring);
+    mark(&mut ring, stream).map(Some)
 }
 
 /// Waits for a mark of a stream and takes the error of an earlier message, if any.
@@ -608,7 +616,8 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
         for stream in busy {
             if stream.handle() != 0 {
                 let covered = stream.own.marked.load(Ordering::Relaxed)
-                    >= stream.own.submitted.load(Ordering::Relaxed);
+                    >= stream.own.submitted.load(Ordering::Relaxed)
+                    && !stream.unawaited.load(Ordering::Relaxed);
                 let target = if covered {
                     stream.last_mark()
                 } else {

@@ -28,6 +28,9 @@ const REST: Duration = Duration::from_millis(2);
 const REST_PER_SNAPSHOT: u32 = 8;
 /// Longest rest before a snapshot, whatever it takes: a session that is idle for longer is portable.
 const LONGEST_REST: Duration = Duration::from_millis(100);
+/// How long a session must be at rest before a snapshot if its client has not waited for work that may be executed again. After
+/// the snapshot it cannot be, until the client has waited.
+const UNAWAITED_REST: Duration = Duration::from_secs(1);
 /// A snapshot that takes longer than the one before counts as twice as long as that one, and at least as this: a single
 /// one may have waited for a lock of the driver, for example while another client loaded an image.
 const SHORT: Duration = Duration::from_micros(250);

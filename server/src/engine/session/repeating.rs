@@ -9,7 +9,9 @@ use mpsshim_api::cuda::{
 use mpsshim_proto::message::array::CopyBox;
 use mpsshim_proto::message::graph::{GraphNode, node_flags};
 use mpsshim_proto::message::stream::HostFunction;
-use mpsshim_proto::message::{Copy, CopyInline, INLINE_COPY_MAX, Mark, MarkEvent, Op, Side};
+use mpsshim_proto::message::{
+    Copy, CopyInline, INLINE_COPY_MAX, Mark, MarkEvent, Op, Side, UNAWAITED,
+};
 use mpsshim_proto::ops::Change;
 use mpsshim_proto::ring::{ALIGN, Place, Violation};
 use mpsshim_proto::segment::{ARRIVED, Header, reached};
@@ -136,7 +138,9 @@ pub fn without_marks(
         .filter(|entry| awaits(entry))
         .map(|entry| entry.token)
         .collect();
-    let goes_on = |entry: &Entry| is_written(entry) && !awaited.contains(&entry.token);
+    let goes_on = |entry: &Entry| {
+        is_written(entry) && entry.token != UNAWAITED && !awaited.contains(&entry.token)
+    };
     if commands.iter().any(goes_on) {
         return Err("a part of its work in flight is complete".into());
     }
@@ -248,6 +252,21 @@ impl Session {
         let journal = self.shared.description.journal();
         journal.trim(self.shared.rested());
         !journal.is_empty()
+    }
+
+    /// As [`Session::has_unawaited`], with nothing in flight and no message behind this position in the ring. If the client has
+    /// waited for a part of its work there, the rest has been complete before it submitted anything else: as if it had waited
+    /// for all.
+    pub fn has_unawaited_but(&self, position: u64) -> bool {
+        if !self.has_unawaited() {
+            return false;
+        }
+        let progress = &self.shared.header().replay.0;
+        if progress.seen.load(Ordering::Acquire) != position {
+            return true;
+        }
+        progress.rested.fetch_max(position, Ordering::AcqRel);
+        self.has_unawaited()
     }
 
     /// Notes that the commands for which the client has not waited, if there are any, cannot be executed again.
@@ -378,6 +397,11 @@ mod tests {
         let rest = Ok(vec![mark(64, 9, 2)]);
         assert_eq!(without_marks(together(), flags(&[1])), rest);
         assert!(without_marks(together(), flags(&[1, 2])).is_err());
+        let unawaited = vec![mark(32, UNAWAITED, 1), mark(64, 0, 2)];
+        assert_eq!(
+            without_marks(unawaited, flags(&[1])),
+            Ok(vec![mark(64, 0, 2)])
+        );
         let other = vec![mark(32, 9, 1), mark(64, 10, 2)];
         assert!(without_marks(other, flags(&[1])).is_err());
     }

@@ -1,6 +1,7 @@
 //! Requests whose kernels may run again from the point where the program last waited, and only from there: later commands
 //! overwrite what earlier ones of the same request read.
 
+use super::registered::mapping;
 use super::{Status, WORDS, launch, memory};
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
@@ -37,7 +38,7 @@ impl Infer {
         let mut pinned = null_mut::<c_void>();
         let bytes = RESULTS * BYTES;
         if registers {
-            pinned = vec![0u32; bytes / 4].leak().as_mut_ptr().cast();
+            pinned = mapping(9, bytes).cast();
             cu!(cuMemHostRegister_v2, pinned, bytes, 0 as c_uint).ok()?;
         } else {
             cu!(cuMemHostAlloc, &mut pinned, bytes, 0 as c_uint).ok()?;

@@ -107,15 +107,15 @@ impl Block {
 }
 
 /// A shared mapping with an address of the process's own, at which no server has mappings.
-fn mapping(number: usize) -> *mut u32 {
-    let file = sealed_memfd(c"survivor", BYTES as u64).expect("a file");
+pub fn mapping(number: usize, bytes: usize) -> *mut u32 {
+    let file = sealed_memfd(c"survivor", bytes as u64).expect("a file");
     let own = (std::process::id() as usize & 0xffff) << 24;
     let at = 0x7100_0000_0000 + own + (number << 20);
     // SAFETY: a new mapping, which replaces none.
     let start = unsafe {
         libc::mmap(
             at as *mut c_void,
-            BYTES,
+            bytes,
             libc::PROT_READ | libc::PROT_WRITE,
             libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE,
             file.as_raw_fd(),
@@ -141,8 +141,8 @@ impl Registered {
         let read_only = CU_MEMHOSTREGISTER_READ_ONLY;
         let blocks = vec![
             Block::new(private, 0)?,
-            Block::new(mapping(0), CU_MEMHOSTREGISTER_DEVICEMAP)?,
-            Block::new(mapping(1), read_only)?,
+            Block::new(mapping(0, BYTES), CU_MEMHOSTREGISTER_DEVICEMAP)?,
+            Block::new(mapping(1, BYTES), read_only)?,
         ];
         // Kernels may use the program's own addresses there.
         assert_eq!(blocks[1].device, blocks[1].start as u64);

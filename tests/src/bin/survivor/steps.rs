@@ -17,6 +17,9 @@ pub struct Steps {
     count: CUfunction,
     take: CUfunction,
     stream: CUstream,
+    /// Never waited for.
+    other: CUstream,
+    events: [CUevent; 2],
     /// Address of a variable.
     taken: CUdeviceptr,
     /// Three words for the kernels that count, and room for the two that fill.
@@ -39,6 +42,12 @@ impl Steps {
         let (mut taken, mut len): (CUdeviceptr, usize) = (0, 0);
         let (at, len_at) = (&mut taken, &mut len);
         cu!(cuModuleGetGlobal_v2, at, len_at, module, c"taken".as_ptr()).ok()?;
+        let mut other = CUstream::NULL;
+        cu!(cuStreamCreate, &mut other, CU_STREAM_NON_BLOCKING).ok()?;
+        let mut events = [CUevent::NULL; 2];
+        for event in &mut events {
+            cu!(cuEventCreate, event, CU_EVENT_DISABLE_TIMING).ok()?;
+        }
         let mut pinned = null_mut::<c_void>();
         cu!(cuMemHostAlloc, &mut pinned, 3 * BYTES, 0 as c_uint).ok()?;
         let mut steps = Steps {
@@ -46,6 +55,8 @@ impl Steps {
             count,
             take,
             stream,
+            other,
+            events,
             taken,
             words: memory(BYTES)?,
             filled: [memory(BYTES)?, memory(BYTES)?],
@@ -102,7 +113,12 @@ impl Steps {
         self.steps += 1;
         let (stream, words) = (self.stream, self.words);
         run_one(self.count, stream, &mut [words])?;
-        run_one(self.take, stream, &mut [words + 4, self.taken])?;
+        let ([fork, join], other) = (self.events, self.other);
+        cu!(cuEventRecord, fork, stream).ok()?;
+        cu!(cuStreamWaitEvent, other, fork, 0 as c_uint).ok()?;
+        run_one(self.take, other, &mut [words + 4, self.taken])?;
+        cu!(cuEventRecord, join, other).ok()?;
+        cu!(cuStreamWaitEvent, stream, join, 0 as c_uint).ok()?;
         self.with_node(rounds, |params| {
             cu!(
                 cuGraphExecKernelNodeSetParams_v2,
@@ -119,7 +135,7 @@ impl Steps {
             let to = self.pinned.wrapping_add(at * WORDS);
             cu!(cuMemcpyDtoHAsync_v2, to, *from, BYTES, stream).ok()?;
         }
-        cu!(cuCtxSynchronize).ok()?;
+        cu!(cuStreamSynchronize, stream).ok()?;
         // SAFETY: the block has room for as many, and nothing is in flight.
         let all = unsafe { std::slice::from_raw_parts(self.pinned, 3 * WORDS) };
         let counts = [2 * self.steps - 1, 6 + self.steps, 2 * self.steps];

@@ -1,6 +1,6 @@
 //! Saving a session's variables while it is at rest.
 
-use super::{BUSY, Contents, Neighbourhood, Place, bytes_of};
+use super::{BUSY, Contents, Neighbourhood, Place, UNAWAITED_REST, bytes_of};
 use crate::engine::base::bounds;
 use crate::engine::base::description::Record;
 use crate::engine::base::journal::Refusal;
@@ -127,10 +127,6 @@ impl Session {
         {
             return false;
         }
-        // The commands since its client last waited may have to be executed again, from the state at that point.
-        if self.has_unawaited() {
-            return false;
-        }
         let position = self.inbox.consumer.place().position();
         let now = Instant::now();
         let since = match self.lasting.saved.rests {
@@ -144,8 +140,10 @@ impl Session {
         let rests = !self.has_work_in_flight(&shared.gpu) && self.shared.is_at_rest();
         if !rests {
             self.lasting.saved.rests = Some((position, now));
+            return false;
         }
-        rests
+        // Commands that may have to be executed again begin from the state at the point where the client last waited.
+        !self.has_unawaited_but(position) || now.duration_since(since) > UNAWAITED_REST
     }
 
     /// Saves the session's graphs, event times and variables. The session is at rest and owned by the calling thread,
