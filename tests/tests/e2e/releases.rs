@@ -6,7 +6,7 @@ use mpsshim_proto::handshake::Wire;
 use mpsshim_proto::wire;
 use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::control_daemon::{Client, OTHER_WIRE, Place, refused_status, wait_until};
-use mpsshim_tests::survivors::Survivor;
+use mpsshim_tests::survivors::{Survivor, wait_until_portable};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs::{self, File};
@@ -59,6 +59,8 @@ fn programs_of_the_previous_release_are_served_and_outlive_an_upgrade() {
     for one in [&mut old, &mut new] {
         one.round();
     }
+    // The server has noted that the last round is complete.
+    wait_until_portable(&place, 2);
     kill(Pid::from_raw(second), Signal::SIGKILL).expect("killed");
     for one in [&mut old, &mut new] {
         one.round();

@@ -114,6 +114,20 @@ fn with(declaration: &str) -> String {
     )
 }
 
+/// As [`with`], with a kernel that writes the variable `counter`.
+fn with_counter(declaration: &str) -> String {
+    let kernel = ".visible .entry write()
+        {
+            .reg .u64 %rd<2>;
+            .reg .u32 %r<2>;
+            mov.u64 %rd1, counter;
+            mov.u32 %r1, 1;
+            st.global.u32 [%rd1], %r1;
+            ret;
+        }";
+    with(&format!("{declaration}\n{kernel}"))
+}
+
 #[test]
 fn code_without_variables_is_loaded_once() {
     let place = place();
@@ -215,7 +229,7 @@ fn constants_are_each_clients_own() {
 #[test]
 fn code_with_variables_is_not_shared() {
     let place = place();
-    let text = with(".visible .global .align 4 .u32 counter;");
+    let text = with_counter(".visible .global .align 4 .u32 counter;");
     let (mut first, mut second) = (Client::new(&place, &text), Client::new(&place, &text));
     assert_eq!(loads(&place).1, 0);
     assert_ne!(
@@ -281,7 +295,7 @@ fn a_variable_is_as_new_for_the_next_client() {
 #[test]
 fn several_clients_at_a_time_have_their_own_variables() {
     let place = place();
-    let text = with(".visible .global .align 4 .u32 counter = 7;");
+    let text = with_counter(".visible .global .align 4 .u32 counter = 7;");
     let _stays = Client::new(&place, PTX);
     for round in 0..2 {
         let before = loads(&place);
@@ -305,7 +319,7 @@ fn several_clients_at_a_time_have_their_own_variables() {
 #[test]
 fn what_is_unloaded_is_the_next_clients_once_nothing_of_it_runs() {
     let place = place();
-    let text = with(".visible .global .align 4 .u32 counter = 7;");
+    let text = with_counter(".visible .global .align 4 .u32 counter = 7;");
     let mut first = Client::new(&place, &text);
     let load = |client: &mut Client, expected: (usize, usize)| {
         let before = loads(&place);
