@@ -61,6 +61,8 @@ use zerocopy::IntoBytes;
 /// are refused.
 const FAILURE_LIMIT: usize = 3;
 const FAILURE_WINDOW: Duration = Duration::from_secs(10);
+/// Most reports that are read of a server whose threads have ended: more than a link holds.
+const LAST_REPORTS: usize = 1 << 16;
 /// Reports read from one server before the other servers are served.
 const REPORTS_A_TURN: usize = 64;
 
@@ -481,7 +483,7 @@ impl Servers {
     fn ended(&mut self, mut server: Server, status: Option<ExitStatus>) {
         // Its last reports may still be in the link.
         let reported = limit::caused_by_user(server.uid);
-        server.read_reports(usize::MAX);
+        server.read_reports(LAST_REPORTS);
         drop(reported);
         self.end_trace_of(&mut server);
         self.weigh(server.take_findings());
@@ -553,8 +555,8 @@ impl Servers {
             return;
         };
         let mut server = self.running.remove(at);
-        // It sends no more of them.
-        server.read_reports(usize::MAX);
+        // It sends no more of them; another process that has its link might.
+        server.read_reports(LAST_REPORTS);
         if !server.succeeded && self.succeed(&mut server) {
             server.succeeded = true;
             if server.state != State::HandedOver {

@@ -9,6 +9,7 @@ use crate::engine::session::repeating::without_marks;
 use crate::engine::threads::shared::Shared;
 use mpsshim_proto::message::Op;
 use mpsshim_proto::segment::reached;
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 /// How long other sessions wait for one session's work to complete; four times as long at each further attempt. If a kernel
@@ -41,10 +42,10 @@ pub fn repeat_all(shared: &Shared, restored: Vec<Restored>) -> impl Iterator<Ite
         .into_iter()
         .filter_map(move |(session, work)| match work {
             Some(work) => {
-                await_end(work.before);
+                let ended = await_end(work.before);
                 // Until then, the device may have written further flags.
                 let has = |slot, value| reached(session.shared.flag(slot), value);
-                match without_marks(work.commands, has) {
+                match ended.and_then(|()| without_marks(work.commands, has)) {
                     Ok(commands) => repeat(shared, session, commands, until),
                     Err(why) => {
                         dispatch::end(shared, session, Some(why.into_owned()));
@@ -57,11 +58,18 @@ pub fn repeat_all(shared: &Shared, restored: Vec<Restored>) -> impl Iterator<Ite
 }
 
 /// Waits until the process of an earlier server has ended: until then, the device may execute its work.
-fn await_end(pid: i32) {
+///
+/// # Errors
+/// It does not end.
+fn await_end(pid: i32) -> Result<(), Cow<'static, str>> {
     let until = Instant::now() + ENDING;
-    while is_ending(pid) && Instant::now() < until {
+    while is_ending(pid) {
+        if Instant::now() >= until {
+            return Err("the process of the server before does not end".into());
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
+    Ok(())
 }
 
 /// Whether a process exists and has not released its devices: it is no zombie yet.
