@@ -578,12 +578,11 @@ impl Servers {
     /// Continues the sessions of servers whose threads have ended by now.
     fn look_at_dying(&mut self, now: Instant) {
         let dying = self.running.iter().filter(|one| one.look_at().is_some());
-        let dying: Vec<i32> = dying.map(|server| server.pid).collect();
-        for pid in dying {
-            let limit = self.running.iter().find(|server| server.pid == pid);
-            let limit = limit.map(|server| limit::caused_by_user(server.uid));
+        let dying: Vec<(i32, u32)> = dying.map(|server| (server.pid, server.uid)).collect();
+        for (pid, uid) in dying {
+            let reported = limit::caused_by_user(uid);
             self.succeed_early(pid);
-            drop(limit);
+            drop(reported);
             if let Some(server) = self.running.iter_mut().find(|server| server.pid == pid) {
                 server.note_look(now);
             }

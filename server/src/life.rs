@@ -6,17 +6,34 @@
 use nix::libc;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::sync::mpsc::channel;
 use std::thread;
 
-/// The other end of such a connection, for the daemon.
+/// The other end of the process's connection, for the daemon; one for all daemons that take the server over.
 ///
 /// # Errors
 /// If there is no descriptor, or the thread cannot be started or cannot have descriptors of its own.
-pub fn watched() -> io::Result<OwnedFd> {
-    let (local, remote) = (AddressFamily::Unix, SockFlag::SOCK_CLOEXEC);
-    let (own, other) = socketpair(local, SockType::Stream, None, remote)?;
+pub fn watched() -> io::Result<BorrowedFd<'static>> {
+    static OTHER: OnceLock<OwnedFd> = OnceLock::new();
+    if OTHER.get().is_none() {
+        let _ = OTHER.set(connection()?);
+    }
+    OTHER
+        .get()
+        .map(AsFd::as_fd)
+        .ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// A new connection: starts the thread that has one end, and returns the other.
+fn connection() -> io::Result<OwnedFd> {
+    let (own, other) = socketpair(
+        AddressFamily::Unix,
+        SockType::Stream,
+        None,
+        SockFlag::SOCK_CLOEXEC,
+    )?;
     let (sender, receiver) = channel();
     let number = own.as_raw_fd();
     thread::Builder::new()
@@ -65,12 +82,13 @@ fn keep_only(kept: i32) -> io::Result<()> {
 mod tests {
     use super::*;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    use std::os::fd::AsFd;
 
     #[test]
     fn the_connection_stays_open_while_the_thread_lives() {
         let other = watched().expect("a connection");
-        let mut ended = [PollFd::new(other.as_fd(), PollFlags::empty())];
+        let mut ended = [PollFd::new(other, PollFlags::empty())];
         assert_eq!(poll(&mut ended, PollTimeout::from(50u8)), Ok(0));
+        let again = watched().expect("the same");
+        assert_eq!(again.as_raw_fd(), other.as_raw_fd());
     }
 }

@@ -291,7 +291,7 @@ impl<H: Host> Serving<H> {
         };
         let keeper = link.send(&ToDaemon::Keeper, Some(keeper.as_fd()));
         let life = life::watched().map_err(LinkError::from);
-        let life = life.and_then(|other| link.send(&ToDaemon::Life, Some(other.as_fd())));
+        let life = life.and_then(|other| link.send(&ToDaemon::Life, Some(other)));
         for error in [keeper.err(), life.err()].into_iter().flatten() {
             tracing::debug!("{error}");
         }

@@ -26,7 +26,6 @@ use crate::engine::base::call::Incoming;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::description::Record;
 use crate::engine::base::driver::is_sticky;
-use crate::engine::base::journal::Refusal;
 use crate::engine::base::kinds::Kind;
 use crate::engine::lasting::messages::note_change;
 use crate::engine::lasting::{Lasting, Lost, Making, failed};
@@ -253,10 +252,7 @@ impl Outcome<Request> for Reply {
             Err(error) => {
                 let status = error.status()?;
                 tracing::debug!(session = session.shared.info.session, ?op, %status, "a request failed");
-                // Executed again, it has to succeed.
-                if op == Op::GraphNode {
-                    session.note_unrepeatable(Refusal::Operation(op as u16));
-                }
+                session.note_failed_request(op);
                 note_failure(session, shared, status)?;
                 (Err(status), Vec::new())
             }

@@ -439,8 +439,8 @@ impl<'a> Statement<'a> {
 }
 
 /// Whether code of a text may write its variables. It may if an instruction other than a load names one, if a load names one
-/// elsewhere than in its address, or if an initial value has the address of one. `is_constant` tells variables by name and bytes that
-/// no code writes. `true` for a text that cannot be read.
+/// elsewhere than in its address, or if an initial value has the address of one. `is_constant` tells, by name and bytes, which
+/// variables no code writes. `true` for a text that cannot be read.
 pub fn may_write(text: &str, is_constant: impl Fn(&str, u64) -> bool) -> bool {
     let Some(statements) = statements(text) else {
         return true;

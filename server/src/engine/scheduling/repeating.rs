@@ -37,12 +37,12 @@ pub type Restored = (Box<Session>, Option<InFlight>);
 /// Executes the commands of restored sessions, one session after the other: if a kernel faults once more, it is known whose.
 /// Returns the sessions that go on.
 pub fn repeat_all(shared: &Shared, restored: Vec<Restored>) -> impl Iterator<Item = Box<Session>> {
-    let until = Instant::now() + ALL_ALONE;
+    let (until, ending) = (Instant::now() + ALL_ALONE, Instant::now() + ENDING);
     restored
         .into_iter()
         .filter_map(move |(session, work)| match work {
             Some(work) => {
-                let ended = await_end(work.before);
+                let ended = await_end(work.before, ending);
                 // Until then, the device may have written further flags.
                 let has = |slot, value| reached(session.shared.flag(slot), value);
                 match ended.and_then(|()| without_marks(work.commands, has)) {
@@ -57,12 +57,11 @@ pub fn repeat_all(shared: &Shared, restored: Vec<Restored>) -> impl Iterator<Ite
         })
 }
 
-/// Waits until the process of an earlier server has ended: until then, the device may execute its work.
+/// Waits until the process of an earlier server has ended, `until` at most: until then, the device may execute its work.
 ///
 /// # Errors
 /// It does not end.
-fn await_end(pid: i32) -> Result<(), Cow<'static, str>> {
-    let until = Instant::now() + ENDING;
+fn await_end(pid: i32, until: Instant) -> Result<(), Cow<'static, str>> {
     while is_ending(pid) {
         if Instant::now() >= until {
             return Err("the process of the server before does not end".into());

@@ -244,6 +244,13 @@ impl Session {
         }
     }
 
+    /// Notes that a request has failed: those in the journal have to succeed when they are executed again.
+    pub fn note_failed_request(&self, op: Op) {
+        if op == Op::GraphNode {
+            self.note_unrepeatable(Refusal::Operation(op as u16));
+        }
+    }
+
     /// Whether there are commands that may have to be executed again: the client has not waited for them.
     pub fn has_unawaited(&self) -> bool {
         if !self.flow.repeats {

@@ -7,14 +7,14 @@ use std::ffi::{c_uint, c_void};
 use std::ptr::{null, null_mut};
 
 /// A kernel's parameters, kept where the driver's form of them points.
-struct Params {
-    out: CUdeviceptr,
-    seed: u32,
-    rounds: u32,
+pub struct Params {
+    pub out: CUdeviceptr,
+    pub seed: u32,
+    pub rounds: u32,
 }
 
 impl Params {
-    fn with<T>(
+    pub fn with<T>(
         &mut self,
         function: CUfunction,
         use_it: impl FnOnce(&CUDA_KERNEL_NODE_PARAMS) -> T,

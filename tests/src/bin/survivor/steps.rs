@@ -1,8 +1,8 @@
 //! Steps that change the program's state where another server cannot see it before the program rests: kernels count in
 //! variables, and an instance of a graph gets other parameters.
 
-use super::{BLOCK, BLOCKS, Status, WORDS, launch, memory, run_one};
-use crate::graphs::{create, instantiate};
+use super::{Status, WORDS, launch, memory, run_one};
+use crate::graphs::{Params, create, instantiate};
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use mpsshim_tests::peer::variables_ptx;
@@ -67,7 +67,7 @@ impl Steps {
         };
         let graph = create()?;
         let mut node = CUgraphNode::NULL;
-        steps.with_node(1, |params| {
+        steps.params(1).with(fill, |params| {
             let none = null::<CUgraphNode>();
             cu!(
                 cuGraphAddKernelNode_v2,
@@ -75,7 +75,7 @@ impl Steps {
                 graph,
                 none,
                 0usize,
-                params
+                from_ref(params)
             )
             .ok()
         })?;
@@ -84,24 +84,12 @@ impl Steps {
     }
 
     /// The parameters of the graph's kernel.
-    fn with_node<T>(
-        &self,
-        rounds: u32,
-        use_it: impl FnOnce(*const CUDA_KERNEL_NODE_PARAMS) -> T,
-    ) -> T {
-        let (mut out, mut seed, mut rounds) = (self.filled[0], self.seed(), rounds);
-        let mut params: [*mut c_void; 3] = [
-            (&raw mut out).cast(),
-            (&raw mut seed).cast(),
-            (&raw mut rounds).cast(),
-        ];
-        use_it(from_ref(&CUDA_KERNEL_NODE_PARAMS {
-            function: self.fill.0,
-            grid: [BLOCKS, 1, 1],
-            block: [BLOCK, 1, 1],
-            params: params.as_mut_ptr() as u64,
-            ..CUDA_KERNEL_NODE_PARAMS::default()
-        }))
+    fn params(&self, rounds: u32) -> Params {
+        Params {
+            out: self.filled[0],
+            seed: self.seed(),
+            rounds,
+        }
     }
 
     fn seed(&self) -> u32 {
@@ -119,12 +107,12 @@ impl Steps {
         run_one(self.take, other, &mut [words + 4, self.taken])?;
         cu!(cuEventRecord, join, other).ok()?;
         cu!(cuStreamWaitEvent, stream, join, 0 as c_uint).ok()?;
-        self.with_node(rounds, |params| {
+        self.params(rounds).with(self.fill, |params| {
             cu!(
                 cuGraphExecKernelNodeSetParams_v2,
                 self.exec,
                 self.node,
-                params
+                from_ref(params)
             )
             .ok()
         })?;

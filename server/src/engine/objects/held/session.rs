@@ -41,9 +41,9 @@ impl Session {
         let room = self.inbox.held.backlog.len() < bounds::HELD_MESSAGES
             && self.inbox.held.bytes + len <= bounds::HELD_BYTES;
         // The journal does not have frees: a deferred one would be lost with this server.
-        let is_noted = message.op != Op::PoolFree || !self.flow.repeats;
+        let would_be_lost = message.op == Op::PoolFree && self.flow.repeats;
         let may_be_deferred =
-            is_noted && !message.op.is_request() && !matches!(touches, Touches::Everything);
+            !would_be_lost && !message.op.is_request() && !matches!(touches, Touches::Everything);
         if !room || !may_be_deferred {
             self.inbox.held.stalled = true;
             return Order::Stays;
