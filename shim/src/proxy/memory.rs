@@ -43,7 +43,10 @@ static HOST_ARENA_RESERVED: AtomicBool = AtomicBool::new(false);
 /// Likewise those of the device arena.
 static DEVICE_ARENA_RESERVED: AtomicBool = AtomicBool::new(false);
 static GLOBALS: RwLock<BTreeMap<u64, Global>> = RwLock::new(BTreeMap::new());
-static REGISTERED: RwLock<BTreeMap<u64, Registered>> = RwLock::new(BTreeMap::new());
+static REGISTERED: RwLock<RegisteredTable> = RwLock::new(RegisteredTable {
+    by_address: BTreeMap::new(),
+    by_device_pointer: BTreeMap::new(),
+});
 /// Memory that nodes of graphs allocate.
 static GRAPH_MEMORY: RwLock<GraphMemory> = RwLock::new(GraphMemory::new());
 static ANY_GRAPH_MEMORY: AtomicBool = AtomicBool::new(false);
@@ -69,6 +72,13 @@ pub struct Registered {
     /// As returned by `cuMemHostGetFlags`.
     pub flags: u32,
     pub context: &'static Context,
+}
+
+/// All registered memory.
+struct RegisteredTable {
+    by_address: BTreeMap<u64, Registered>,
+    /// The addresses of memory that the server has elsewhere than the program, by those in the server.
+    by_device_pointer: BTreeMap<u64, u64>,
 }
 
 /// The kind of memory at an address, and the address that a copy uses.
@@ -604,15 +614,21 @@ pub fn remove_globals(image: u64) {
 /// Adds registered memory.
 pub fn add_registered(start: u64, registered: Registered) {
     let mut table = REGISTERED.write();
-    table.insert(start, registered);
-    REGISTERED_COUNT.store(table.len(), Ordering::Release);
+    if registered.arena != start {
+        table.by_device_pointer.insert(registered.arena, start);
+    }
+    table.by_address.insert(start, registered);
+    REGISTERED_COUNT.store(table.by_address.len(), Ordering::Release);
 }
 
 /// Removes the registered memory that begins at `start`.
 pub fn remove_registered(start: u64) -> Option<Registered> {
     let mut table = REGISTERED.write();
-    let removed = table.remove(&start);
-    REGISTERED_COUNT.store(table.len(), Ordering::Release);
+    let removed = table.by_address.remove(&start);
+    if let Some(removed) = &removed {
+        table.by_device_pointer.remove(&removed.arena);
+    }
+    REGISTERED_COUNT.store(table.by_address.len(), Ordering::Release);
     removed
 }
 
@@ -621,14 +637,25 @@ pub fn registered(address: u64) -> Option<(u64, Registered)> {
     if REGISTERED_COUNT.load(Ordering::Acquire) == 0 {
         return None;
     }
-    let table = REGISTERED.read();
+    let table = &REGISTERED.read().by_address;
     let (start, found) = table.range(..=address).next_back()?;
     (address - start < found.len).then_some((*start, *found))
 }
 
+/// As [`registered`], by a device pointer (`cuMemHostGetDevicePointer`) that differs from the program's own address.
+pub fn registered_by_device_pointer(pointer: u64) -> Option<(u64, Registered)> {
+    if REGISTERED_COUNT.load(Ordering::Acquire) == 0 {
+        return None;
+    }
+    let table = &REGISTERED.read();
+    let (arena, start) = table.by_device_pointer.range(..=pointer).next_back()?;
+    let found = table.by_address.get(start)?;
+    (pointer - arena < found.len).then_some((*start, *found))
+}
+
 /// Whether some registered memory overlaps `[start, start + len)`.
 pub fn registered_overlaps(start: u64, len: u64) -> bool {
-    let table = REGISTERED.read();
+    let table = &REGISTERED.read().by_address;
     table
         .range(..start.saturating_add(len))
         .next_back()
@@ -667,14 +694,12 @@ fn graph_memory(address: u64) -> Option<u64> {
     GRAPH_MEMORY.read().behind(address)
 }
 
-/// The program's own address of registered or pinned memory, by its address in the host arena.
+/// The program's own address of registered or pinned memory, by its address in the server.
 pub fn program_address(arena: u64) -> u64 {
-    let table = REGISTERED.read();
-    let of = |(start, found): (&u64, &Registered)| {
-        (found.arena <= arena && arena - found.arena < found.len)
-            .then(|| start + (arena - found.arena))
-    };
-    table.iter().find_map(of).unwrap_or(arena)
+    match registered_by_device_pointer(arena) {
+        Some((start, found)) => start + (arena - found.arena),
+        None => arena,
+    }
 }
 
 /// The device block that contains an address, unless it holds a variable, which is a [`global`].
@@ -724,7 +749,9 @@ pub fn place(address: u64, len: u64) -> Status<Place> {
         return inside(contained, Place::Device(address));
     }
     if arena::is_host(address) {
-        let contained = host_pool().contains(address, len);
+        let contained = host_pool().contains(address, len)
+            || registered_by_device_pointer(address)
+                .is_some_and(|(_, found)| len <= found.len - (address - found.arena));
         return inside(contained, Place::Pinned(address));
     }
     if let Some(contained) = extents::covers(address, len) {

@@ -50,6 +50,7 @@ const NOT_SOFTGPU_ITSELF: &[&str] = &[
     "memory_operations_v1",
     "null_codes",
     "registered",
+    "registered_elsewhere",
     "registered_fork",
     "registered_pages",
     "registered_remapped",

@@ -313,6 +313,27 @@ impl Description {
         }
     }
 
+    /// The flag and value of the last [`Description::cover`]; `None` if nothing was in flight.
+    pub fn covered(&self, stream: usize) -> Option<(u32, u32)> {
+        let progress = self.progress(stream)?;
+        let slot = progress.slot.load(Ordering::Relaxed).checked_sub(1)?;
+        Some((slot, progress.value.load(Ordering::Relaxed)))
+    }
+
+    /// Undoes [`Description::cover`], because the driver has refused the flag: `before` does not cover the work that was
+    /// begun since then.
+    pub fn uncover(&self, stream: usize, before: Option<(u32, u32)>) {
+        if let Some(progress) = self.progress(stream) {
+            progress.busy.store(1, Ordering::SeqCst);
+            progress
+                .slot
+                .store(before.map_or(0, |(slot, _)| slot + 1), Ordering::SeqCst);
+            progress
+                .value
+                .store(before.map_or(0, |(_, value)| value), Ordering::SeqCst);
+        }
+    }
+
     /// Cancels [`Description::begin`]: nothing was submitted, so the last flag still covers all work.
     pub fn take_back(&self, stream: usize) {
         if let Some(progress) = self.progress(stream) {

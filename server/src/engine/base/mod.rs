@@ -7,6 +7,7 @@ pub mod bounds;
 pub mod call;
 pub mod call_error;
 pub mod calm;
+pub mod client_addresses;
 pub mod description;
 pub mod driver;
 pub mod graph_templates;

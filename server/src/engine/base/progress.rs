@@ -31,11 +31,19 @@ impl Progress {
         }
     }
 
-    /// Notes that a flag of the client covers all submitted work.
+    /// Notes that a flag of the client covers all submitted work. Returns the flag and value before.
     #[inline]
-    pub fn cover(&mut self, slot: u32, value: u32) {
+    pub fn cover(&mut self, slot: u32, value: u32) -> Option<(u32, u32)> {
         self.begun = false;
+        let before = self.description.covered(self.stream);
         self.description.cover(self.stream, slot, value);
+        before
+    }
+
+    /// Undoes [`Progress::cover`], because the driver has refused the flag.
+    pub fn uncover(&mut self, before: Option<(u32, u32)>) {
+        self.begun = true;
+        self.description.uncover(self.stream, before);
     }
 
     /// Cancels [`Progress::begin`], because nothing was submitted.

@@ -251,18 +251,15 @@ pub fn mark_event(
         if of_several.is_none() {
             shared.gpu.driver.stream_wait_event(stream, event, 0)?;
         }
-        shared
-            .gpu
-            .driver
-            .stream_write_value32(stream, address, body.value, 0)?;
+        let expected = session.expect_mark(index, body.slot, body.value)?;
+        let driver = &shared.gpu.driver;
+        driver
+            .stream_write_value32(stream, address, body.value, 0)
+            .inspect_err(|_| session.withdraw_mark(index, expected))?;
         Ok(index)
     });
     match queued {
-        Ok(index) => {
-            session.submitted(&shared.gpu, index, 1)?;
-            session.note_mark(index, body.slot, body.value)?;
-            Ok(())
-        }
+        Ok(index) => session.marked(&shared.gpu, index, 1, (body.slot, body.value)),
         Err(error) => mark_failed(session, &shared.gpu, &mark, error),
     }
 }

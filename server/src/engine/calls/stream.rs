@@ -137,12 +137,12 @@ pub fn mark(session: &mut Session, shared: &Shared, body: Mark) -> Result<(), Ca
             CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED.into(),
         );
     }
+    let expected = session.expect_mark(index, body.slot, body.value)?;
     if let Err(status) = queue_mark(session, &shared.gpu, stream, body.slot, body.value) {
+        session.withdraw_mark(index, expected);
         return mark_failed(session, &shared.gpu, &body, status.into());
     }
-    session.submitted(&shared.gpu, index, 1)?;
-    session.note_mark(index, body.slot, body.value)?;
-    Ok(())
+    session.marked(&shared.gpu, index, 1, (body.slot, body.value))
 }
 
 /// `cuLaunchHostFunc`, `cuStreamAddCallback`: notifies the client when the stream reaches this point, and holds the
@@ -340,10 +340,13 @@ pub fn mark_failed(
 mod tests {
     use super::*;
     use crate::engine::calls::Undone;
+    use crate::engine::session::SessionShared;
     use crate::engine::testing::{Fixture, Function, counts, fails};
     use mpsshim_model::bonds::Bonds;
     use mpsshim_proto::handle::{Handle, Kind};
-    use mpsshim_proto::message::Op;
+    use mpsshim_proto::message::{Memset, Op};
+    use std::cell::RefCell;
+    use std::sync::Arc;
     use zerocopy::FromZeros;
 
     #[test]
@@ -370,6 +373,19 @@ mod tests {
         };
         assert_eq!(test.status(Op::StreamCreate, &body, &[]), CUDA_SUCCESS);
         STREAM.0
+    }
+
+    /// Submits work.
+    fn work(test: &mut Fixture, stream: u64) {
+        let body = Memset {
+            to: test.memory(4096),
+            stream,
+            width: 1,
+            height: 1,
+            element: 4,
+            ..Memset::default()
+        };
+        assert_eq!(test.status(Op::Memset, &body, &[]), CUDA_SUCCESS);
     }
 
     /// A mark for a new stream.
@@ -402,6 +418,53 @@ mod tests {
         assert_eq!(test.calls(), 1);
         assert_eq!(test.session.shared.flag(3), 0, "the device writes it");
         assert_eq!(test.posted_error(), CUDA_SUCCESS);
+    }
+
+    thread_local! {
+        /// The session whose mark the driver gets, and whether it was at rest once the mark was written.
+        static WRITTEN: RefCell<Option<(Arc<SessionShared>, bool)>> = const { RefCell::new(None) };
+    }
+
+    /// A device that reaches the mark at once.
+    extern "C" fn reaches(_: u64, _: u64, value: u32) -> CUresult {
+        WRITTEN.with_borrow_mut(|written| {
+            if let Some((session, rests)) = written {
+                session.segment.set_flag(3, value);
+                *rests = session.is_at_rest();
+            }
+        });
+        CUDA_SUCCESS
+    }
+
+    /// The server may be killed at the instant at which the client finds its results.
+    #[test]
+    fn a_session_is_at_rest_as_soon_as_its_mark_is_written() {
+        let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", reaches as Function)]);
+        let mark = mark(&mut test);
+        work(&mut test, mark.stream);
+        assert!(!test.session.shared.is_at_rest());
+        WRITTEN.set(Some((test.session.shared.clone(), false)));
+        assert!(test.execute(Op::Mark, &mark, &[]).is_ok());
+        let written = WRITTEN.take().map(|(_, rests)| rests);
+        assert_eq!(
+            (written, test.session.shared.is_at_rest()),
+            (Some(true), true)
+        );
+    }
+
+    #[test]
+    fn work_is_in_flight_after_its_mark_was_refused() {
+        let refuses = fails::<{ CUDA_ERROR_NOT_SUPPORTED.0 }>;
+        let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", refuses as Function)]);
+        let mark = mark(&mut test);
+        work(&mut test, mark.stream);
+        assert!(test.execute(Op::Mark, &mark, &[]).is_ok());
+        assert_eq!(
+            test.session.shared.flag(3),
+            7,
+            "the client does not wait for it"
+        );
+        assert!(!test.session.shared.is_at_rest());
     }
 
     #[test]

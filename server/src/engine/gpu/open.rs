@@ -1,5 +1,6 @@
 //! The driver without contexts, for queries before, or without, starting an engine.
 
+use crate::engine::base::client_addresses;
 use crate::engine::base::driver::Driver;
 use crate::engine::gpu::devices::{Device, Devices};
 use crate::engine::gpu::host::HostArena;
@@ -30,6 +31,7 @@ impl OpenDriver {
     /// If there is no driver or no device, or the driver refuses.
     pub fn open(cuda_library: Option<&Path>) -> anyhow::Result<OpenDriver> {
         // Before the driver lays out its own address space.
+        client_addresses::hold();
         let arena = HostArena::new().context("cannot reserve the host arena's addresses")?;
         let (driver, devices) = open(cuda_library)?;
         Ok(OpenDriver {

@@ -5,6 +5,7 @@
 //! pages from then on, regardless of later changes to the file.
 
 use crate::engine::base::account::Charge;
+use crate::engine::base::client_addresses;
 use crate::engine::base::driver::Driver;
 use crate::engine::base::pinned::{Pin, is_affordable};
 use crate::engine::base::rations::Ration;
@@ -16,10 +17,6 @@ use mpsshim_proto::shm::PAGE;
 use nix::sys::statfs::{HUGETLBFS_MAGIC, fstatfs};
 use serde::{Deserialize, Serialize};
 use std::os::fd::{AsRawFd, OwnedFd};
-
-/// Range in which a client's mappings usually lie and the server makes none itself. A file is mapped at the client's
-/// own address if that is free here, so that kernels can use the program's pointer.
-const CLIENT_MAPPINGS: std::ops::Range<u64> = 0x7000_0000_0000..0x7fe0_0000_0000;
 
 /// Bytes of a file populated at a time.
 const POPULATED: u64 = 4 << 20;
@@ -289,32 +286,6 @@ fn map_parts(
     Some(())
 }
 
-/// Whether `len` bytes from this address on are where clients' mappings usually lie.
-fn is_among_clients(at: u64, len: u64) -> bool {
-    CLIENT_MAPPINGS.contains(&at) && len <= CLIENT_MAPPINGS.end - at
-}
-
-/// Reserves `[at, at + len)` if nothing is mapped there.
-fn reserve(at: u64, len: u64) -> bool {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: only free addresses are used.
-    let got = unsafe {
-        libc::mmap(
-            at as *mut libc::c_void,
-            len as usize,
-            libc::PROT_NONE,
-            flags | libc::MAP_FIXED_NOREPLACE,
-            -1,
-            0,
-        )
-    };
-    if got != libc::MAP_FAILED && got as u64 != at {
-        unmap(got as u64, len);
-        return false;
-    }
-    got != libc::MAP_FAILED
-}
-
 impl HostArena {
     /// Maps parts (offset, bytes) of a client's file contiguously and registers all of them as one range, at `wish` if
     /// those addresses are free. `stop` is asked, while the pages are populated, whether the session has ended.
@@ -344,12 +315,11 @@ impl HostArena {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let managed = arena::is_managed(wish);
-        let fits = is_among_clients(wish, mapped);
         let map_at = |start| map_parts(start, parts, mapped, writable, fd);
-        let at_wish = fits && reserve(wish, mapped) && {
+        let at_wish = client_addresses::take(wish, mapped) && {
             let done = map_at(wish).is_some();
             if !done {
-                unmap(wish, mapped);
+                client_addresses::give_back(wish, mapped);
             }
             done
         };
@@ -400,8 +370,7 @@ impl HostArena {
         let sizes = bytes_mapped(fd, parts, start);
         let (len, mapped) = sizes.map_err(|_| NotAdopted::Shorter)?;
         let addresses = if state.at_clients {
-            let is_free = is_among_clients(start, mapped) && reserve(start, mapped);
-            is_free.then_some(Addresses::Clients)
+            client_addresses::take(start, mapped).then_some(Addresses::Clients)
         } else {
             self.take_at(start, mapped).map(Addresses::Host)
         };
@@ -464,9 +433,13 @@ impl HostArena {
     }
 
     fn unmap_file(&self, file: &FileRegistration) {
-        unmap(file.start, file.mapped);
-        if let Addresses::Host(room) = file.addresses {
-            self.retire(file.start, room);
+        match file.addresses {
+            Addresses::Clients => client_addresses::give_back(file.start, file.mapped),
+            Addresses::Host(room) => {
+                unmap(file.start, file.mapped);
+                self.retire(file.start, room);
+            }
+            Addresses::Managed => unmap(file.start, file.mapped),
         }
     }
 }

@@ -54,6 +54,11 @@ pub struct Point {
     pub value: u32,
 }
 
+/// The flag and value that covered a stream's work before the next flag was expected, if any; `None` for a stream that the
+/// session's description does not mention.
+#[must_use]
+pub struct Expected(Option<Option<(u32, u32)>>);
+
 /// Range of the driver's priorities; bounded, because the server keeps streams of each priority for reuse.
 const PRIORITIES: std::ops::RangeInclusive<i32> = -16..=0;
 
@@ -195,6 +200,11 @@ impl Stream {
             _ => 0,
         };
         self.ops - marked.max(self.take_notice(gpu))
+    }
+
+    /// Whether work of the legacy stream that is submitted next has to wait for this stream.
+    fn is_to_be_joined(&mut self, gpu: &Gpu, segment: &Segment) -> bool {
+        !self.capturing && self.ops != self.joined && self.in_flight(gpu, segment) != 0
     }
 
     /// Updates and returns the number of operations that are done according to the server's own flags or the driver.
@@ -456,8 +466,27 @@ impl Stream {
         self.ops - self.checkpoints.back().map_or(self.done, |last| last.ops)
     }
 
-    /// Notes that the client's own flag will be written after everything submitted so far.
-    fn note_mark(&mut self, slot: u32, value: u32) {
+    /// Notes that the client's own flag will be written after everything submitted so far, before the driver gets it: when
+    /// the client sees the flag, it has nothing in flight, and the server may be killed. The result is for
+    /// [`Stream::withdraw_mark`].
+    fn expect_mark(&mut self, slot: u32, value: u32) -> Expected {
+        Expected(
+            self.progress
+                .as_mut()
+                .map(|progress| progress.cover(slot, value)),
+        )
+    }
+
+    /// Undoes [`Stream::expect_mark`], because the driver has refused the flag.
+    fn withdraw_mark(&mut self, Expected(before): Expected) {
+        if let (Some(progress), Some(before)) = (&mut self.progress, before) {
+            progress.uncover(before);
+        }
+    }
+
+    /// Counts operations just submitted, of which the last writes the flag that was expected.
+    fn note_mark(&mut self, operations: u64, slot: u32, value: u32) {
+        self.ops += operations;
         let before = self.mark.map_or(0, |mark| mark.ops);
         // The operation and the mark itself.
         self.waits_for_each = self.ops == before + 2 + std::mem::take(&mut self.moves);
@@ -466,9 +495,6 @@ impl Stream {
             slot,
             value,
         });
-        if let Some(progress) = &mut self.progress {
-            progress.cover(slot, value);
-        }
     }
 
     /// Notes that the driver reports none of its work as in flight.
@@ -493,6 +519,16 @@ impl Stream {
         if let Some(progress) = &mut self.progress {
             progress.begin();
         }
+    }
+
+    /// Adds a checkpoint if too many operations are not covered by one.
+    #[inline]
+    fn checkpoint_if_due(&mut self, gpu: &Gpu) -> Result<(), CUresult> {
+        let interval = gpu.window().min(self.pace.window()) / 4;
+        if self.uncovered() >= interval {
+            self.checkpoint(gpu)?;
+        }
+        Ok(())
     }
 
     /// Makes the GPU write a flag of the server's when everything submitted so far is done.

@@ -1,6 +1,7 @@
 //! Executes commands again that sessions of the server before had in flight, for clients that allow it
 //! (docs/design/0022-replay.md).
 
+use crate::engine::base::assertions;
 use crate::engine::base::journal::Entry;
 use crate::engine::objects::streams::Stream;
 use crate::engine::scheduling::dispatch::{self, Step, step};
@@ -142,7 +143,9 @@ fn work(shared: &Shared, session: &mut Session, until: Instant) -> Result<(), St
         }
         if !session.inbox.held.any() {
             session.shared.description.set_deferred(false);
-            let is_drained = |stream: &Stream| stream.is_drained(&shared.gpu);
+            // A query interrupts the driver's writing of assertions.
+            let is_drained =
+                |stream: &Stream| !assertions::are_coming() && stream.is_drained(&shared.gpu);
             if session.objects.streams.iter().all(is_drained) {
                 // Marks that were written before are not written again, so that none may cover the work.
                 if !shared.gpu.is_lost() {

@@ -211,9 +211,10 @@ fn submit(
     stream::submit_apart(session, stream, Op::Copy, &body, &[])
 }
 
-/// Host memory to host memory, by this thread once the stream has got there.
+/// Host memory to host memory, by this thread once the stream has got there. The addresses may be the server's.
 fn host_to_host(session: &Session, stream: StreamRef, to: u64, from: u64, len: u64) -> Status {
     stream::synchronize(session, stream)?;
+    let (to, from) = (memory::program_address(to), memory::program_address(from));
     // SAFETY: the program vouches for `len` bytes on both sides; they may overlap.
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, len as usize) };
     Ok(())

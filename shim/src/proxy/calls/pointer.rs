@@ -104,6 +104,8 @@ fn find(address: u64) -> Option<Known> {
         };
         return Some(known.of(memory::owner_of(&block)));
     }
+    // A device pointer has the attributes of the program's own address.
+    let address = memory::program_address(address);
     if let Some((start, registered)) = memory::registered(address) {
         let device = registered.arena + (address - start);
         let known = Known {

@@ -89,11 +89,12 @@ impl Memory {
         }
     }
 
-    /// Whether it is host memory, and where.
+    /// Whether it is host memory, and where in this process.
     fn host(&self) -> Option<u64> {
         match self.place()? {
             Place::Device(_) => None,
-            Place::Pinned(address) | Place::Pageable(address) => Some(address),
+            Place::Pinned(address) => Some(memory::program_address(address)),
+            Place::Pageable(address) => Some(address),
         }
     }
 

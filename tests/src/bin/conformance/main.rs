@@ -267,6 +267,7 @@ const FURTHER: &[Section] = &[
     ("ipc_memory", sharing::ipc_memory),
     ("ipc_events", sharing::ipc_events),
     ("registered", sharing::registered),
+    ("registered_elsewhere", registered::registered_elsewhere),
     ("registered_fork", registered::registered_fork),
     ("registered_pages", registered::registered_pages),
     ("registered_remapped", registered::registered_remapped),
@@ -295,6 +296,9 @@ fn main() {
         && word == "--open"
     {
         return sharing::open(handle);
+    }
+    if wanted == ["--hold"] {
+        return registered::hold();
     }
     if let [word, handle] = wanted.as_slice()
         && word == "--open-event"

@@ -5,6 +5,7 @@ use super::*;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 const PAGE: usize = 4096;
@@ -32,6 +33,22 @@ impl Private {
             libc::mmap(null_mut(), len, rw, flags | libc::MAP_PRIVATE, fd, 0)
         };
         assert_ne!(base, libc::MAP_FAILED);
+        Private {
+            base: base.cast(),
+            len,
+        }
+    }
+
+    /// At this address, which nothing else of the process has.
+    fn fixed(address: usize, pages: usize) -> Private {
+        let len = pages * PAGE;
+        // SAFETY: only free addresses are used.
+        let base = unsafe {
+            let rw = libc::PROT_READ | libc::PROT_WRITE;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
+            libc::mmap(address as *mut libc::c_void, len, rw, flags, -1, 0)
+        };
+        assert_eq!(base as usize, address);
         Private {
             base: base.cast(),
             len,
@@ -449,6 +466,149 @@ pub fn registered_fork(setup: &Setup) {
         "{}",
         sum(base) == before
     );
+}
+
+/// Where two processes have registered memory at the same time.
+const BOTH: usize = 0x7100_0000_0000;
+const BOTH_PAGES: usize = 16;
+
+/// `conformance --hold`: registers memory at [`BOTH`] until standard input ends.
+pub fn hold() {
+    let setup = Setup::new();
+    let memory = Private::fixed(BOTH, BOTH_PAGES);
+    must!(cuMemHostRegister_v2, memory.at(0), memory.len, 2u32);
+    println!("held");
+    let _ = std::io::stdin().read(&mut [0]);
+    let wrong = wrong_after_kernel(&setup, memory.at(0), memory.len, 11);
+    println!("wrong words of the other process: {wrong}");
+    must!(cuMemHostUnregister, memory.at(0));
+}
+
+/// Registered memory at addresses at which another process has some: copies, memsets and queries by either pointer.
+pub fn registered_elsewhere(setup: &Setup) {
+    let program = std::env::current_exe().expect("a path");
+    let mut other = Command::new(program)
+        .arg("--hold")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("another process");
+    let mut said = other.stdout.take().expect("its output");
+    said.read_exact(&mut [0; 5]).expect("that it holds");
+
+    let memory = Private::fixed(BOTH, BOTH_PAGES);
+    let second = Private::new(BOTH_PAGES);
+    let base = memory.at(0);
+    for one in [&memory, &second] {
+        must!(cuMemHostRegister_v2, one.at(0), one.len, 2u32);
+    }
+    let count = memory.len / 4;
+    let device = device_pointer(base);
+    let (to_second, block) = (device_pointer(second.at(0)), alloc(memory.len));
+    let holds = |from: u64, what: &dyn Fn(usize) -> i32| {
+        (0..count).all(|i| word(from + 4 * i as u64) == what(i))
+    };
+    say!(
+        "wrong words",
+        "{}",
+        wrong_after_kernel(setup, base, memory.len, 3)
+    );
+
+    println!("-- copies by the device pointer");
+    let mut words = vec![0i32; count];
+    let status = cu!(cuMemcpyDtoH_v2, words.as_mut_ptr(), device, memory.len);
+    let same = (0..count).all(|i| words[i] == 3 * i as i32);
+    say!("to pageable memory", "{status} {same}");
+    let status = cu!(
+        cuMemcpyDtoH_v2,
+        second.at(0) as *mut i32,
+        device,
+        memory.len
+    );
+    let same = holds(second.at(0), &|i| 3 * i as i32);
+    say!("to registered memory", "{status} {same}");
+    words.iter_mut().for_each(|word| *word += 1);
+    let status = cu!(cuMemcpyHtoD_v2, device, words.as_ptr(), memory.len);
+    let same = holds(base, &|i| 3 * i as i32 + 1);
+    say!("from pageable memory", "{status} {same}");
+    let status = cu!(cuMemcpyDtoD_v2, block, device, memory.len);
+    say!(
+        "to the device",
+        "{status} {:?}",
+        &read_i32(block, count)[count - 2..]
+    );
+    let status = cu!(cuMemcpy, to_second, device, memory.len);
+    must!(cuCtxSynchronize);
+    let same = holds(second.at(0), &|i| 3 * i as i32 + 1);
+    say!("between two", "{status} {same}");
+    let status = cu!(cuMemcpyDtoH_v2, words.as_mut_ptr(), device + 4000, 8usize);
+    say!("from the interior", "{status} {:?}", &words[..2]);
+
+    println!("-- copies by the program's own pointers");
+    (0..count).for_each(|i| set_word(base + 4 * i as u64, i as i32 ^ 5));
+    let status = cu!(cuMemcpy, second.at(0), base, memory.len);
+    must!(cuCtxSynchronize);
+    let same = holds(second.at(0), &|i| i as i32 ^ 5);
+    say!("between two", "{status} {same}");
+    let status = cu!(cuMemcpy, words.as_mut_ptr() as u64, base, memory.len);
+    must!(cuCtxSynchronize);
+    let same = (0..count).all(|i| words[i] == i as i32 ^ 5);
+    say!("to pageable memory", "{status} {same}");
+
+    println!("-- a rectangle");
+    for (name, from) in [("own pointer", base), ("device pointer", device)] {
+        let copy = CUDA_MEMCPY2D {
+            src_type: CU_MEMORYTYPE_UNIFIED,
+            src_device: from,
+            src_pitch: 4096,
+            dst_type: CU_MEMORYTYPE_HOST,
+            dst_host: words.as_mut_ptr() as u64,
+            dst_pitch: 64,
+            width: 64,
+            height: 16,
+            ..CUDA_MEMCPY2D::default()
+        };
+        words.fill(0);
+        let status = cu!(cuMemcpy2D_v2, &copy);
+        let same = (0..256).all(|i| words[i] == (i / 16 * 1024 + i % 16) as i32 ^ 5);
+        say!(name, "{status} {same}");
+    }
+
+    println!("-- queries of the device pointer");
+    for (name, which) in [
+        ("memory type", CU_POINTER_ATTRIBUTE_MEMORY_TYPE),
+        ("mapped", CU_POINTER_ATTRIBUTE_MAPPED),
+    ] {
+        let mut value = 0u64;
+        let status = cu!(cuPointerGetAttribute, &mut value, which, device + 64);
+        say!(name, "{status} {}", value as u32);
+    }
+    let mut host = 0u64;
+    let status = cu!(
+        cuPointerGetAttribute,
+        &mut host,
+        CU_POINTER_ATTRIBUTE_HOST_POINTER,
+        device + 64
+    );
+    say!("host pointer", "{status} {}", host.wrapping_sub(base));
+    let mut flags = 0u32;
+    let status = cu!(cuMemHostGetFlags, &mut flags, device + 64);
+    say!("flags", "{status} {flags}");
+
+    println!("-- a memset");
+    let status = cu!(cuMemsetD32_v2, device, 9u32, count);
+    must!(cuCtxSynchronize);
+    say!("by the device pointer", "{status} {}", holds(base, &|_| 9));
+
+    drop(other.stdin.take());
+    let mut rest = String::new();
+    said.read_to_string(&mut rest).expect("its lines");
+    say!("the other process", "{}", rest.trim());
+    say!("its end", "{}", other.wait().expect("its status"));
+    say!("unchanged", "{}", holds(base, &|_| 9));
+    for one in [&memory, &second] {
+        must!(cuMemHostUnregister, one.at(0));
+    }
 }
 
 struct Pipe([i32; 2]);

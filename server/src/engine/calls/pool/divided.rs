@@ -9,7 +9,6 @@ use crate::engine::calls::reply::Reply;
 use crate::engine::gpu::Gpu;
 use crate::engine::lasting::pools::describe_chunk;
 use crate::engine::objects::pools::divided::{Divided, Point};
-use crate::engine::objects::streams::Role;
 use crate::engine::session::Session;
 use crate::engine::session::objects::Objects;
 use crate::engine::threads::shared::Shared;
@@ -138,8 +137,8 @@ pub fn free(
     body: &PoolFree,
     index: usize,
 ) -> Result<(), CallError> {
-    if session.objects.streams.at(index)?.role != Role::Independent {
-        // The work in front includes that of other streams.
+    // Where no other stream has work in front of it, nothing is submitted, and the session stays at rest.
+    if session.waits_for_others(&shared.gpu, index)? {
         session.prepare(&shared.gpu, body.stream)?;
         session.submitted(&shared.gpu, index, 1)?;
     }
@@ -163,6 +162,7 @@ mod tests {
     use mpsshim_proto::handle::Kind;
     use mpsshim_proto::message::memory::PoolAttribute;
     use mpsshim_proto::message::{Mark, Memset, Object, Op, StreamCreate};
+    use zerocopy::FromZeros;
 
     fn get(test: &mut Fixture, pool: u64, len: u64, stream: u64) -> Result<u64, CUresult> {
         let body = PoolAlloc { pool, len, stream };
@@ -269,6 +269,59 @@ mod tests {
         test.session.shared.segment.set_flag(0, 1);
         assert_eq!(get(&mut test, pool, UNIT, other), Ok(address), "reached");
         assert_eq!(test.calls(), 0, "of the driver's pools");
+    }
+
+    #[test]
+    fn a_free_in_the_legacy_stream_is_work_only_behind_other_streams() {
+        let mut test = Fixture::new(&DRIVER);
+        let pool = test.pool(0);
+        let of = |test: &mut Fixture, legacy: Option<u64>| {
+            let stream = test.new_handle(Kind::Stream);
+            let body = StreamCreate {
+                stream,
+                legacy: legacy.unwrap_or(stream),
+                ..StreamCreate::new_zeroed()
+            };
+            assert_eq!(test.status(Op::StreamCreate, &body, &[]), CUDA_SUCCESS);
+            stream
+        };
+        let legacy = of(&mut test, None);
+        let blocking = of(&mut test, Some(legacy));
+        let mark = |test: &mut Fixture, stream, value| {
+            let (slot, body) = (
+                0,
+                Mark {
+                    stream,
+                    slot: 0,
+                    value,
+                },
+            );
+            assert_eq!(test.status(Op::Mark, &body, &[]), CUDA_SUCCESS);
+            test.session.shared.segment.set_flag(slot, value);
+        };
+        let [first, second, third] =
+            [(); 3].map(|()| get(&mut test, pool, UNIT, legacy).expect("memory"));
+        for (stream, address, value) in [(legacy, first, 1), (blocking, second, 2)] {
+            work(&mut test, address, stream);
+            mark(&mut test, stream, value);
+            assert_eq!(give(&mut test, address, stream), CUDA_SUCCESS);
+            assert!(test.session.shared.is_at_rest(), "nothing was submitted");
+        }
+        test.orders(BUSY);
+        work(&mut test, third, blocking);
+        assert_eq!(give(&mut test, third, legacy), CUDA_SUCCESS);
+        assert!(!test.session.shared.is_at_rest());
+        let index = test
+            .session
+            .objects
+            .streams
+            .index(legacy)
+            .expect("a stream");
+        let ops = test.session.objects.streams.at(index).expect("it").ops();
+        assert_eq!(
+            ops, 3,
+            "the work, the mark, and the wait for the other stream"
+        );
     }
 
     #[test]

@@ -254,8 +254,16 @@ impl Session {
         for one in run.iter().filter(|one| one.pieces().is_none()) {
             self.shared.launched.note(one.body.function, index);
         }
-        if shared.gpu.driver.graph.launch(chain.exec, raw).is_err() {
-            chains.refuse(&shared.gpu.driver);
+        let exec = chain.exec;
+        let flag = mark.as_ref().map(|mark| (mark.body.slot, mark.body.value));
+        let expected = flag.map(|(slot, value)| self.expect_mark(index, slot, value));
+        let expected = expected.transpose().ok()?;
+        if shared.gpu.driver.graph.launch(exec, raw).is_err() {
+            let stream = self.objects.streams.at_mut(index).ok()?;
+            stream.chains.refuse(&shared.gpu.driver);
+            if let Some(expected) = expected {
+                self.withdraw_mark(index, expected);
+            }
             return None;
         }
         self.inbox.consumer.consume_to(end);
@@ -268,7 +276,14 @@ impl Session {
         }
         self.flow.counts.launches += launches;
         let messages = messages(run) as u64;
-        if let Err(CallError::Status(status)) = self.submitted(&shared.gpu, index, messages) {
+        let counted = match flag {
+            Some(flag) => {
+                self.flow.marks.note();
+                self.marked(&shared.gpu, index, messages, flag)
+            }
+            None => self.submitted(&shared.gpu, index, messages),
+        };
+        if let Err(CallError::Status(status)) = counted {
             shared.gpu.note_status(status);
             // If the context is lost, the session has ended before the client finds the status.
             if !(shared.gpu.is_lost() && self.shared.goes_on(&shared.gpu)) {
@@ -278,10 +293,6 @@ impl Session {
         if launches != 0 {
             let fill = run.iter().map(|one| one.fill).sum::<f32>() / launches as f32;
             note_fill(self, index, fill);
-        }
-        if let Some(Marking { body, .. }) = mark {
-            self.flow.marks.note();
-            self.note_mark(index, body.slot, body.value).ok()?;
         }
         if let Some(begun) = begun {
             self.record_run(shared, begun, run, mark.map(|mark| mark.body));

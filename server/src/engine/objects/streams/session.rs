@@ -1,17 +1,43 @@
 //! Order between a session's streams, and their work in flight.
 
-use super::Role;
+use super::{Expected, Role};
 use crate::engine::base::call_error::CallError;
 use crate::engine::gpu::Gpu;
 use crate::engine::session::Session;
 use mpsshim_api::cuda::*;
 
 impl Session {
-    /// Notes that the client's own flag will be written after all work submitted to the stream at this index.
-    pub fn note_mark(&mut self, index: usize, slot: u32, value: u32) -> Result<(), CUresult> {
-        self.objects.streams.at_mut(index)?.note_mark(slot, value);
+    /// Notes that the client's own flag will be written after all work submitted to the stream at this index, which is
+    /// the next that the driver gets. [`Session::marked`] or [`Session::withdraw_mark`] must follow.
+    pub fn expect_mark(
+        &mut self,
+        index: usize,
+        slot: u32,
+        value: u32,
+    ) -> Result<Expected, CUresult> {
+        Ok(self.objects.streams.at_mut(index)?.expect_mark(slot, value))
+    }
+
+    /// Undoes [`Session::expect_mark`], because the driver has refused the flag.
+    pub fn withdraw_mark(&mut self, index: usize, expected: Expected) {
+        if let Ok(stream) = self.objects.streams.at_mut(index) {
+            stream.withdraw_mark(expected);
+        }
+    }
+
+    /// Counts operations just submitted, of which the last writes the client's flag that was expected, and adds a
+    /// checkpoint if too many are not covered by one.
+    pub fn marked(
+        &mut self,
+        gpu: &Gpu,
+        index: usize,
+        operations: u64,
+        (slot, value): (u32, u32),
+    ) -> Result<(), CallError> {
         self.shared.launched.note_mark(slot, value, index);
-        Ok(())
+        let stream = self.objects.streams.at_mut(index)?;
+        stream.note_mark(operations, slot, value);
+        Ok(stream.checkpoint_if_due(gpu)?)
     }
 
     /// Prepares the next operation on a stream: makes the device's context current and queues the waits that the legacy
@@ -51,16 +77,39 @@ impl Session {
     #[inline]
     pub fn submitted(&mut self, gpu: &Gpu, index: usize, operations: u64) -> Result<(), CallError> {
         let stream = self.objects.streams.at_mut(index)?;
-        let interval = gpu.window().min(stream.pace.window()) / 4;
         if stream.capturing {
             return Ok(());
         }
         stream.ops += operations;
         stream.begin_work();
-        if stream.uncovered() >= interval {
-            stream.checkpoint(gpu)?;
+        Ok(stream.checkpoint_if_due(gpu)?)
+    }
+
+    /// Whether the next operation on the stream at this index must wait for work of other streams (legacy default-stream
+    /// order).
+    pub fn waits_for_others(&mut self, gpu: &Gpu, index: usize) -> Result<bool, CUresult> {
+        let stream = self.objects.streams.at(index)?;
+        let (role, seen, members) = (stream.role, stream.seen_legacy, stream.members.len());
+        let segment = &self.shared.segment;
+        match role {
+            Role::Independent => Ok(false),
+            Role::Legacy => {
+                for at in 0..members {
+                    let member = self.objects.streams.at(index)?.members[at];
+                    if let Ok(stream) = self.objects.streams.at_mut(member)
+                        && stream.is_to_be_joined(gpu, segment)
+                    {
+                        return Ok(true);
+                    }
+                }
+                Ok(false)
+            }
+            Role::Blocking(legacy) => {
+                let legacy = self.objects.streams.at_mut(legacy);
+                Ok(legacy
+                    .is_ok_and(|legacy| legacy.ops != seen && legacy.in_flight(gpu, segment) != 0))
+            }
         }
-        Ok(())
     }
 
     fn join_members(&mut self, gpu: &Gpu, index: usize) -> Result<(), CallError> {
@@ -71,10 +120,7 @@ impl Session {
             let Ok(stream) = self.objects.streams.at_mut(member) else {
                 continue;
             };
-            if stream.capturing
-                || stream.ops == stream.joined
-                || stream.in_flight(gpu, &self.shared.segment) == 0
-            {
+            if !stream.is_to_be_joined(gpu, &self.shared.segment) {
                 continue;
             }
             let event = stream.record_join(gpu)?;
