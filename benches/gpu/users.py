@@ -34,11 +34,20 @@ def of_users(users):
     return OfUsers
 
 
+class Weighted(of_users("apart")):
+    """mpsshim with a server for each user, the first of which has three times the share of the second."""
+
+    def start(self):
+        super().start()
+        self.command("set_user_weight", str(USERS[0]), "300")
+
+
 SYSTEMS = {
     "native": ("without MPS", None),
     "nvidia": ("NVIDIA MPS", None),
     "serial": ("mpsshim, `--users serial`", of_users("serial")),
     "apart": ("mpsshim, `--users apart`", of_users("apart")),
+    "weighted": ("mpsshim, `--users apart`, weights 300 and 100", Weighted),
     "together": ("mpsshim, `--users together`", of_users("together")),
 }
 

@@ -2,7 +2,7 @@
 
 use crate::modules;
 use mpsshim_model::limits::{MemoryBound, Quantum};
-use mpsshim_model::policy::{Oversubscription, Scheduling};
+use mpsshim_model::policy::{Oversubscription, Scheduling, UserWeight};
 use mpsshim_proto::nearest;
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -312,6 +312,19 @@ pub const TABLE: &[Row] = &[
     ),
     row(
         Kind::Lists,
+        "get_user_weight",
+        "[UID]",
+        "weights of users with --users apart: the default and the users' own, or the one that applies to UID",
+    ),
+    row(
+        Kind::Acts,
+        "set_user_weight",
+        "UID WEIGHT|none",
+        "set the share of the devices that a user's programs together have while other users' programs have work, in \
+         relation to the others, at once; 1 to 10000, 100 if none; with --users apart",
+    ),
+    row(
+        Kind::Lists,
         "get_client_weight",
         "SERVER_PID CLIENT_PID",
         "weight of a running client relative to the others: its share of dispatch, in direct mode of turns",
@@ -569,6 +582,10 @@ pub enum Command {
     SetScheduling(Scheduling),
     /// `set_scheduling auto|fifo|none UID`; `None`: the user has none of its own.
     SetUserScheduling(u32, Option<Scheduling>),
+    /// `get_user_weight [UID]`
+    UserWeight(Option<u32>),
+    /// `set_user_weight UID WEIGHT|none`; `None`: the user has none of its own.
+    SetUserWeight(u32, Option<UserWeight>),
     /// `get_client_weight SERVER_PID CLIENT_PID`
     Weight {
         /// Whose client.

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 use strum::VariantNames;
 
 /// Version of these messages, raised with any change to them.
@@ -26,7 +27,7 @@ use strum::VariantNames;
 /// has a default, and a message that the other side does not know is ignored. The same holds for the command line of
 /// `mps-server`: a new option is given only to an executable whose link is recent enough. A change of any other kind
 /// raises [`OLDEST_LINK`] too.
-pub const LINK_VERSION: u32 = 20;
+pub const LINK_VERSION: u32 = 21;
 /// The oldest version of the other side with which these messages work.
 pub const OLDEST_LINK: u32 = 19;
 /// Longest packet, bytes: limits of as many namespaces and users as there may be, on all devices.
@@ -108,6 +109,16 @@ pub enum ToServer {
     Adopt,
     /// Move the device memory of a session.
     MoveMemory(MoveMemory),
+    /// Report on which devices clients have work in flight ([`ToDaemon::Work`]), or no longer.
+    ReportWork {
+        /// From now on; otherwise no longer.
+        on: bool,
+    },
+    /// Hold new work of all clients back for this time from now on, so that other users get their shares of the devices.
+    Hold {
+        /// Microseconds; 0: let it through.
+        us: u64,
+    },
 }
 
 /// Order to move the device memory of a session to host memory, or back.
@@ -223,6 +234,14 @@ pub enum ToDaemon {
     ImagesChanged,
     /// A client of the server needs device memory that the images of its standby may take.
     MemoryShort,
+    /// The devices, as bit masks of the server's ordinals, on which clients have work in flight, and for which work was held
+    /// back since the last report.
+    Work {
+        /// In flight.
+        busy: u64,
+        /// Held back.
+        wanted: u64,
+    },
     /// A standby has carried out an order to load images ahead, as far as possible, or to unload them.
     LoadedAhead,
     /// A standby has received the order to go on with sessions.
@@ -327,7 +346,7 @@ pub enum Order {
     /// End the client with this session.
     Terminate(u64),
     /// New limits for future clients.
-    Limits(Limits),
+    Limits(Box<Limits>),
     /// The weight of the client with this session.
     Weight(u64, u32),
     /// Write server.log into this file.
@@ -352,6 +371,10 @@ pub enum Order {
     Adopt(OwnedFd),
     /// Move the device memory of a session.
     MoveMemory(MoveMemory),
+    /// Report where clients have work in flight, or no longer.
+    ReportWork(bool),
+    /// Hold new work back for this time.
+    Hold(Duration),
 }
 
 /// A packet, and the descriptor that came with it.
@@ -479,6 +502,17 @@ impl Link {
         self.send(&ToServer::Weight { session, weight }, None)
     }
 
+    /// Tells the server to report where its clients have work in flight, or no longer.
+    pub fn order_work_reports(&self, on: bool) -> Result<(), LinkError> {
+        self.send(&ToServer::ReportWork { on }, None)
+    }
+
+    /// Tells the server to hold new work back for this time; zero: to let it through.
+    pub fn order_hold(&self, time: Duration) -> Result<(), LinkError> {
+        let us = time.as_micros() as u64;
+        self.send(&ToServer::Hold { us }, None)
+    }
+
     /// Hands the server another server.log.
     pub fn hand_log(&self, log: BorrowedFd<'_>) -> Result<(), LinkError> {
         self.send(&ToServer::Log, Some(log))
@@ -545,7 +579,7 @@ impl Link {
             None => Ok(None),
             Some((ToServer::Shutdown { force }, _)) => Ok(Some(Order::Shutdown { force })),
             Some((ToServer::Terminate { session }, _)) => Ok(Some(Order::Terminate(session))),
-            Some((ToServer::Limits(limits), _)) => Ok(Some(Order::Limits(limits))),
+            Some((ToServer::Limits(limits), _)) => Ok(Some(Order::Limits(Box::new(limits)))),
             Some((ToServer::Weight { session, weight }, _)) => {
                 Ok(Some(Order::Weight(session, weight)))
             }
@@ -560,6 +594,8 @@ impl Link {
             Some((ToServer::Usage { question }, _)) => Ok(Some(Order::Usage(question))),
             Some((ToServer::HandOver(request), _)) => Ok(Some(Order::HandOver(request))),
             Some((ToServer::MoveMemory(order), _)) => Ok(Some(Order::MoveMemory(order))),
+            Some((ToServer::ReportWork { on }, _)) => Ok(Some(Order::ReportWork(on))),
+            Some((ToServer::Hold { us }, _)) => Ok(Some(Order::Hold(Duration::from_micros(us)))),
             Some((ToServer::Images, _)) => Ok(Some(Order::Images)),
             Some((ToServer::UnloadAhead, _)) => Ok(Some(Order::UnloadAhead)),
             Some((ToServer::LoadAhead, keeper)) => Ok(Some(Order::LoadAhead(
@@ -799,6 +835,10 @@ mod tests {
             ToDaemon::Images,
             ToDaemon::ImagesChanged,
             ToDaemon::MemoryShort,
+            ToDaemon::Work {
+                busy: 5,
+                wanted: 1 << 63,
+            },
             ToDaemon::LoadedAhead,
             ToDaemon::Adopts,
             ToDaemon::Standby {

@@ -21,10 +21,10 @@ use mpsshim_model::amount;
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, ManagedUsage, MemoryBound, MoveUsage, Percentage, Usage};
 use mpsshim_model::mode::Modes;
-use mpsshim_model::policy::{ByUser, Users};
+use mpsshim_model::policy::{ByUser, UserWeights, Users};
 use nix::unistd::{Uid, User};
 use serde_json::{Map, Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 use std::fs;
 
@@ -747,6 +747,44 @@ pub fn policy<T: Copy + fmt::Display>(
             _ => choice.to_string(),
         }),
     )
+}
+
+/// `get_user_weight`: as [`policy`], and in csv and json also users without a weight whose work was held back, and how often
+/// each one's was.
+pub fn user_weights(
+    weights: &UserWeights,
+    only: Option<u32>,
+    holds: &BTreeMap<u32, u64>,
+) -> Listing {
+    let table = policy(&["uid", "user", "weight"], weights, only).table;
+    let users: BTreeSet<u32> = match only {
+        Some(uid) => [uid].into(),
+        None => weights.users.keys().chain(holds.keys()).copied().collect(),
+    };
+    let default = vec![
+        Value::Null,
+        Value::Null,
+        json!(u32::from(weights.default)),
+        Value::Null,
+    ];
+    let of_user = |uid: u32| {
+        let holds = holds.get(&uid).copied().unwrap_or(0);
+        vec![
+            json!(uid),
+            user_name(uid),
+            json!(u32::from(weights.of(uid))),
+            json!(holds),
+        ]
+    };
+    let default = only.is_none().then_some(default);
+    Listing {
+        table,
+        columns: &["uid", "user", "weight", "holds"],
+        rows: default
+            .into_iter()
+            .chain(users.into_iter().map(of_user))
+            .collect(),
+    }
 }
 
 /// Columns of `get_scheduling`.

@@ -10,6 +10,7 @@ use super::wire::Interface;
 use clap::ValueEnum;
 use mpsshim_model::amount;
 use mpsshim_model::limits::{MemoryBound, Quantum};
+use mpsshim_model::policy::UserWeight;
 #[cfg(test)]
 use mpsshim_model::policy::{Oversubscription, Scheduling};
 use mpsshim_proto::nearest;
@@ -300,6 +301,20 @@ impl Arguments<'_> {
         })
     }
 
+    fn user_weight(&self) -> Result<Command, CommandError> {
+        let [uid, weight] = self.exactly("a user id, and a weight or none")?;
+        let uid = self.user(uid)?;
+        let weight = match weight {
+            "none" => None,
+            weight => {
+                let number = weight.parse::<u32>().unwrap_or(0);
+                let weight = UserWeight::try_from(number);
+                Some(weight.map_err(|why| self.wrong(why))?)
+            }
+        };
+        Ok(Command::SetUserWeight(uid, weight))
+    }
+
     fn quantum(&self, text: &str) -> Result<Quantum, CommandError> {
         let quantum = text.parse();
         quantum.map_err(|error| self.wrong(format!("\"{text}\": {error}")))
@@ -508,6 +523,8 @@ impl Arguments<'_> {
             "get_oversubscription" => Command::Oversubscription(self.optional_user()?),
             "set_oversubscription" => self.oversubscription()?,
             "set_scheduling" => self.scheduling()?,
+            "get_user_weight" => Command::UserWeight(self.optional_user()?),
+            "set_user_weight" => self.user_weight()?,
             "get_client_weight" => {
                 let (server, client) = self.client(self.exactly(both)?)?;
                 Command::Weight { server, client }
@@ -851,6 +868,27 @@ mod tests {
     }
 
     #[test]
+    fn weights_of_users_are_understood() {
+        assert_eq!(ok("get_user_weight"), Command::UserWeight(None));
+        assert_eq!(ok("get_user_weight 7"), Command::UserWeight(Some(7)));
+        let heavy = UserWeight::try_from(300).expect("a weight");
+        let set = Command::SetUserWeight(1000, Some(heavy));
+        assert_eq!(ok("set_user_weight 1000 300"), set);
+        let none = Command::SetUserWeight(1000, None);
+        assert_eq!(ok("set_user_weight 1000 none"), none);
+        for weight in ["0", "10001", "-1", "x", "1.5", "4294967297"] {
+            let wrong = error(&format!("set_user_weight 1000 {weight}"));
+            assert!(wrong.contains("a weight is 1 to 10000"), "{wrong}");
+        }
+        assert!(error("set_user_weight root 1").contains("\"root\" is not a user id"));
+        let short = error("set_user_weight 1000");
+        assert!(
+            short.ends_with("usage: set_user_weight UID WEIGHT|none"),
+            "{short}"
+        );
+    }
+
+    #[test]
     fn schedulings_are_understood() {
         assert_eq!(ok("get_scheduling"), Command::Scheduling(None));
         assert_eq!(ok("get_scheduling 7"), Command::Scheduling(Some(7)));
@@ -977,6 +1015,7 @@ mod tests {
                 text if text.starts_with("list|") => "list",
                 "auto|fifo|none [UID]" => "fifo 1",
                 "on|off|none [UID]" => "on 1",
+                "UID WEIGHT|none" => "1 300",
                 "PID DEVICE"
                 | "UID DEVICE"
                 | "SERVER_PID CLIENT_PID"

@@ -15,6 +15,7 @@ mod orphans;
 mod partitions;
 mod quarantine;
 mod server;
+mod shares;
 mod standby;
 mod traces;
 mod versions;
@@ -164,6 +165,8 @@ pub struct Servers {
     restarts: Vec<Restart>,
     moves: Moves,
     quarantine: Quarantine,
+    /// The time that users have had of the devices.
+    ledger: shares::Ledger,
     /// The devices of the last server that was ready admit one process.
     exclusive: bool,
     /// Number of server faults so far.
@@ -196,6 +199,7 @@ impl Servers {
             restarts: Vec::new(),
             moves: Moves::default(),
             quarantine,
+            ledger: shares::Ledger::default(),
             exclusive: false,
             faults: Arc::default(),
         })
@@ -441,11 +445,13 @@ impl Servers {
             self.collect_moves();
             self.part(pid);
             self.succeed_early(pid);
+            self.share_out(Instant::now());
         }
         self.order_traces();
         self.advance();
         self.advance_restarts();
         self.keep_images();
+        self.review_shares();
     }
 
     /// server.log is this file from now on.
@@ -477,6 +483,7 @@ impl Servers {
         }
         self.advance();
         self.advance_restarts();
+        self.review_shares();
     }
 
     /// Without a status: another daemon's child.

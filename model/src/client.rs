@@ -75,6 +75,9 @@ pub enum EngineEvent {
     ImagesChanged,
     /// A client needs device memory that the images of a standby may take.
     MemoryShort,
+    /// The devices, as bit masks of ordinals, on which clients have work in flight, and for which work was held back since
+    /// the last report.
+    Work(u64, u64),
     /// The context is lost. Clients of sessions that end have been notified. The process must be replaced.
     Fault {
         /// The `CUresult`.

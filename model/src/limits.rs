@@ -5,7 +5,7 @@ use crate::bonds::Bonds;
 use crate::mode::Mode;
 use crate::named::{Named, UnknownNamespace};
 use crate::partitions::Partitions;
-use crate::policy::{OversubscriptionPolicy, SchedulingPolicy};
+use crate::policy::{OversubscriptionPolicy, SchedulingPolicy, UserWeights};
 use mpsshim_proto::handshake::ClientHello;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -195,6 +195,9 @@ pub struct Limits {
     /// clients, too.
     #[serde(default)]
     pub oversubscription: OversubscriptionPolicy,
+    /// Users' shares of the devices, which the daemon enforces; a server only tells them to the next daemon.
+    #[serde(default)]
+    pub user_weights: UserWeights,
     /// Static partitions; `None`: the daemon was started without them.
     #[serde(default)]
     pub partitions: Option<Partitions>,
@@ -211,6 +214,7 @@ impl Limits {
         limits.user_guarantee.retain(|user, _| *user == uid);
         limits.scheduling = limits.scheduling.of_user(uid);
         limits.oversubscription = limits.oversubscription.of_user(uid);
+        limits.user_weights = limits.user_weights.of_user(uid);
         limits
     }
 
@@ -285,6 +289,7 @@ impl Default for Limits {
             quantum: Quantum::DEFAULT,
             scheduling: SchedulingPolicy::default(),
             oversubscription: OversubscriptionPolicy::default(),
+            user_weights: UserWeights::default(),
             partitions: None,
             named: None,
         }

@@ -1,5 +1,6 @@
 //! Choices of an operator.
 
+use crate::limits::DEFAULT_WEIGHT;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -107,6 +108,48 @@ pub type SchedulingPolicy = ByUser<Scheduling>;
 
 /// Which users' clients may have more device memory than the device has.
 pub type OversubscriptionPolicy = ByUser<Oversubscription>;
+
+/// A user's share of the devices in relation to other users, where each has servers of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
+pub struct UserWeight(u32);
+
+impl UserWeight {
+    /// The greatest weight.
+    pub const MOST: u32 = 10_000;
+}
+
+impl Default for UserWeight {
+    fn default() -> UserWeight {
+        UserWeight(DEFAULT_WEIGHT)
+    }
+}
+
+impl TryFrom<u32> for UserWeight {
+    type Error = String;
+
+    fn try_from(weight: u32) -> Result<UserWeight, String> {
+        match (1..=UserWeight::MOST).contains(&weight) {
+            true => Ok(UserWeight(weight)),
+            false => Err(format!("a weight is 1 to {}", UserWeight::MOST)),
+        }
+    }
+}
+
+impl From<UserWeight> for u32 {
+    fn from(weight: UserWeight) -> u32 {
+        weight.0
+    }
+}
+
+impl fmt::Display for UserWeight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The weights of all users.
+pub type UserWeights = ByUser<UserWeight>;
 
 /// Maximum number of users with a choice of their own: messages between daemon and server must fit in a packet.
 pub const MOST_USERS: usize = 500;

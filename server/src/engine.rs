@@ -211,6 +211,16 @@ impl Engine {
         }
     }
 
+    /// Starts or ends the reports of the devices on which clients have work in flight ([`EngineEvent::Work`]).
+    pub fn report_work(&self, on: bool) {
+        threads::work_reports::set(&self.shared, on);
+    }
+
+    /// Holds new work of all clients back for this time from now on, at most 100 ms; zero: lets it through.
+    pub fn hold(&self, time: Duration) {
+        self.shared.gpu.hold.set(time);
+    }
+
     /// Usage of all clients, in the order of their arrival.
     pub fn usage(&self) -> Vec<Usage> {
         let mut usage: Vec<Usage> = self

@@ -100,6 +100,8 @@ struct Parts {
     proxy: Proxy,
     arbiter: Option<Arbiter>,
     limits: Limits,
+    /// The daemon wants to know where clients have work in flight.
+    reports_work: bool,
     trace: Option<(Arc<Run>, trace::Writer)>,
 }
 
@@ -152,6 +154,7 @@ impl Hosting {
             proxy,
             arbiter: None,
             limits: Limits::default(),
+            reports_work: false,
             trace: None,
         };
         Ok(Hosting {
@@ -292,6 +295,7 @@ fn settle(parts: &mut Parts, started: anyhow::Result<Engine>, events: &Sender<En
     };
     if let Proxy::Running(engine) = &parts.proxy {
         engine.set_limits(parts.limits.clone());
+        engine.report_work(parts.reports_work);
         if let Some((run, _)) = &parts.trace
             && let Err(error) = engine.trace(Some(Arc::clone(run)))
         {
@@ -420,6 +424,20 @@ impl Host for Hosting {
         }
         if let Some(arbiter) = &parts.arbiter {
             arbiter.set_weight(session, weight);
+        }
+    }
+
+    fn report_work(&self, on: bool) {
+        let mut parts = self.parts.lock();
+        parts.reports_work = on;
+        if let Proxy::Running(engine) = &parts.proxy {
+            engine.report_work(on);
+        }
+    }
+
+    fn hold(&self, time: Duration) {
+        if let Proxy::Running(engine) = &self.parts.lock().proxy {
+            engine.hold(time);
         }
     }
 

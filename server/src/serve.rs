@@ -58,6 +58,10 @@ pub trait Host {
     fn set_limits(&self, limits: Limits);
     /// Sets a client's weight. Unknown sessions are ignored.
     fn set_weight(&self, session: u64, weight: u32);
+    /// Starts or ends the reports of the devices on which clients have work in flight ([`EngineEvent::Work`]).
+    fn report_work(&self, _on: bool) {}
+    /// Holds new work of all clients back for this time from now on; zero: lets it through.
+    fn hold(&self, _time: Duration) {}
     /// The clients' usage.
     fn usage(&self) -> Vec<Usage>;
     /// Number of moments that the gate has opened.
@@ -318,6 +322,7 @@ impl<H: Host> Serving<H> {
             quantum,
             scheduling,
             oversubscription,
+            user_weights: _,
             partitions,
             named,
         } = &self.limits;
@@ -453,8 +458,8 @@ impl<H: Host> Serving<H> {
                         self.host.terminate(session);
                     }
                     Some(Order::Limits(limits)) => {
-                        self.host.set_limits(limits.clone());
-                        let before = std::mem::replace(&mut self.limits, limits);
+                        self.host.set_limits((*limits).clone());
+                        let before = std::mem::replace(&mut self.limits, *limits);
                         self.announce_limits();
                         self.announce_default_policies(&before);
                     }
@@ -473,6 +478,8 @@ impl<H: Host> Serving<H> {
                     Some(Order::StopTrace) => self.stop_trace(),
                     Some(Order::HandOver(request)) => self.hand_over = Some(request),
                     Some(Order::MoveMemory(order)) => self.host.move_memory(order),
+                    Some(Order::ReportWork(on)) => self.host.report_work(on),
+                    Some(Order::Hold(time)) => self.host.hold(time),
                     Some(Order::Images) => self.hand_images(),
                     // Only a standby receives these orders.
                     Some(Order::Adopt(_) | Order::LoadAhead(_) | Order::UnloadAhead) => {}
@@ -711,6 +718,7 @@ impl<H: Host> Serving<H> {
             }
             EngineEvent::ImagesChanged => self.report(&ToDaemon::ImagesChanged),
             EngineEvent::MemoryShort => self.report(&ToDaemon::MemoryShort),
+            EngineEvent::Work(busy, wanted) => self.report(&ToDaemon::Work { busy, wanted }),
             EngineEvent::Gone(client, reason) => {
                 let _guard = limit::caused_by_user(client.uid);
                 self.clients.remove(&client.session);

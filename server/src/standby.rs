@@ -72,7 +72,7 @@ fn take_orders(
             Ok(Some(Order::Adopt(keeper))) => return Ok(Some(Keeper::on(keeper)?)),
             Ok(Some(Order::LoadAhead(images))) => give(Task::Load(images))?,
             Ok(Some(Order::UnloadAhead)) => give(Task::Unload)?,
-            Ok(Some(Order::Limits(new))) => *limits = new,
+            Ok(Some(Order::Limits(new))) => *limits = *new,
             Ok(Some(Order::Log(log))) => nix::unistd::dup2_stderr(log)?,
             // Other orders concern clients.
             Ok(Some(_)) => {}

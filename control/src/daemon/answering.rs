@@ -432,6 +432,15 @@ impl Daemon {
                 let set = self.servers.set_user_oversubscription(*uid, *choice);
                 set.map(|()| Answer::done("")).map_err(Answer::failed)
             }
+            Command::UserWeight(uid) => {
+                let weights = &self.servers.default_limits().user_weights;
+                let holds = self.servers.holds();
+                Ok(print(listing::user_weights(weights, *uid, holds)))
+            }
+            Command::SetUserWeight(uid, weight) => {
+                let set = self.servers.set_user_weight(*uid, *weight);
+                set.map(|()| Answer::done("")).map_err(Answer::failed)
+            }
             Command::Weight { server, client } => self.weights(server, *client, usage).map(print),
             Command::SetWeight {
                 server,

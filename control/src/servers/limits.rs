@@ -110,13 +110,14 @@ impl Servers {
     }
 
     /// Tells the servers the limits and guarantees of users, the scheduling and the static partitions.
-    fn tell_policies(&mut self) {
+    pub(super) fn tell_policies(&mut self) {
         for index in 0..self.running.len() {
             let Limits {
                 user_memory,
                 user_guarantee,
                 scheduling,
                 oversubscription,
+                user_weights,
                 partitions,
                 ..
             } = self.limits_for_owner(self.running[index].owner());
@@ -126,6 +127,7 @@ impl Servers {
                 user_guarantee,
                 scheduling,
                 oversubscription,
+                user_weights,
                 partitions,
                 ..server.limits.clone()
             };
@@ -167,6 +169,10 @@ impl Servers {
             &limits.oversubscription,
             (uid, trusted),
         );
+        let own = &mut self.defaults.limits.user_weights;
+        // The default is the same for all daemons.
+        let before = (&mut *own, &mut true);
+        adopt_policy("weight", before, &limits.user_weights, (uid, trusted));
         self.tell_policies();
     }
 

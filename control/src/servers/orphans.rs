@@ -171,6 +171,7 @@ fn check(limits: &Limits, of: Option<u32>, devices: Option<usize>) -> Result<(),
     }
     check_policy("scheduling", &limits.scheduling, of)?;
     check_policy("oversubscription", &limits.oversubscription, of)?;
+    check_policy("weight", &limits.user_weights, of)?;
     if limits.priority > 1 {
         return Err(format!("it reports priority {}", limits.priority));
     }

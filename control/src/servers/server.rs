@@ -3,6 +3,7 @@
 use super::NamedId;
 use super::ahead::{InUse, Loads};
 use super::quarantine::{Coming, Findings};
+use super::shares;
 use super::standby::NextStandby;
 use super::traces::Part;
 use crate::closers::Stranger;
@@ -191,6 +192,8 @@ pub struct Server {
     pub(super) findings: Findings,
     /// Its reports on traces that have not been handled yet.
     pub(super) traced: Vec<Totals>,
+    /// Its part in the users' shares of the devices.
+    pub(super) share: shares::Part,
     /// Its reports on moves of memory that have not been handled yet: order, session, outcome.
     pub(super) moves: Vec<(u64, u64, Result<Placement, Unmoved>)>,
 }
@@ -258,6 +261,7 @@ impl Server {
             keeper: None,
             life: None,
             dying_until: None,
+            share: shares::Part::default(),
             idle_since: None,
             quarantined: None,
             release: Spoken::default(),
@@ -591,6 +595,7 @@ impl Server {
             ToDaemon::LoadedAhead => self.loads.note_end(),
             ToDaemon::ImagesChanged => self.images.note_change(Instant::now()),
             ToDaemon::MemoryShort => self.images.short = true,
+            ToDaemon::Work { busy, wanted } => self.note_work(busy, wanted),
             ToDaemon::Stays { why } if self.state == State::HandingOver => {
                 self.state = match self.stops_later {
                     true => State::Stopping,

@@ -196,6 +196,8 @@ fn every_command_is_in_the_transcript() {
         "get_oversubscription",
         "set_oversubscription",
         "get_scheduling",
+        "get_user_weight",
+        "set_user_weight",
         "set_scheduling",
         "sm_partition",
         "lspart",

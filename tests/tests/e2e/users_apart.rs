@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 
 const APART: &[&str] = &["-d", "--users", "apart"];
 
@@ -398,4 +399,105 @@ fn programs_of_two_users_work_at_the_same_time() {
         .env("MPSSHIM_USERS", "apart");
     assert!(started.status().expect("run").success());
     assert_eq!(list(&place, &["info"])[0]["users"], "serial");
+}
+
+#[test]
+fn work_of_a_user_with_a_small_weight_is_held_back_while_another_has_work() {
+    let Some([heavy, light]) = two_users() else {
+        return;
+    };
+    let place = daemon_with_options(APART, &[]);
+    let set = |user: u32, weight: &str| {
+        let done = place.control(&["set_user_weight", &user.to_string(), weight]);
+        assert_eq!((done.code, done.out.as_str()), (0, ""), "{}", done.err);
+    };
+    let rows = || list(&place, &["get_user_weight"]);
+    let of = |user: u32, key: &str| {
+        let row = rows().into_iter().find(|row| row["uid"] == user);
+        row.and_then(|row| row[key].as_u64())
+    };
+    set(heavy, "800");
+    set(light, "50");
+    let text = place.control(&["get_user_weight"]).out;
+    assert_eq!(
+        text,
+        format!("100\n{}\n", {
+            let mut lines = [(heavy, 800), (light, 50)];
+            lines.sort_unstable();
+            lines
+                .map(|(user, weight)| format!("{user} {weight}"))
+                .join("\n")
+        })
+    );
+    let one = place.control(&["get_user_weight", &light.to_string()]);
+    assert_eq!(one.out, "50\n");
+
+    // One user alone is not held back, however small its weight.
+    let start = |user: u32| {
+        let mut command = preloaded(artifact("nbody"), place.pipe());
+        command.args(["-benchmark", "-numbodies=64", "-i=1000000"]);
+        Running::start(command.uid(user).gid(user))
+    };
+    let has_launched = |user: u32| {
+        let rows = list(&place, &["ps"]);
+        let row = rows.into_iter().find(|row| row["uid"] == user);
+        row.and_then(|row| row["launches"].as_u64()).unwrap_or(0)
+    };
+    let second = start(light);
+    wait_until("the light user works", || has_launched(light) > 100);
+    assert_eq!(of(light, "holds"), Some(0));
+    let first = start(heavy);
+    wait_until("the light user's work is held back", || {
+        of(light, "holds").is_some_and(|holds| holds >= 3)
+    });
+    let before = [heavy, light].map(has_launched);
+    wait_until("both get on all the same", || {
+        let now = [heavy, light].map(has_launched);
+        now[0] > before[0] + 100 && now[1] > before[1]
+    });
+
+    // A daemon that takes the servers over knows the weights.
+    let pid = place.daemon_pid();
+    place.signal_daemon(Signal::SIGKILL);
+    wait_until("the daemon has ended", || has_ended(pid));
+    assert_eq!(place.control(APART).code, 0);
+    wait_until("both weights are there again", || {
+        [heavy, light].map(|user| of(user, "weight")) == [Some(800), Some(50)]
+    });
+    wait_until("they apply again", || {
+        of(light, "holds").is_some_and(|holds| holds >= 1)
+    });
+
+    // Without them nobody waits.
+    for user in [heavy, light] {
+        set(user, "none");
+    }
+    let before = has_launched(light);
+    wait_until("the light user gets on", || {
+        has_launched(light) > before + 100
+    });
+    assert_eq!(place.control(&["get_user_weight"]).out, "100\n");
+    drop((first, second));
+}
+
+#[test]
+fn weights_of_users_need_servers_at_the_same_time() {
+    for users in ["serial", "together"] {
+        if users == "together" && other_user().is_none() {
+            continue;
+        }
+        let place = Place::with_daemon_options(&["-d", "--users", users], &[]);
+        let done = place.control(&["set_user_weight", "1000", "300"]);
+        assert_eq!(done.code, 1);
+        let said = format!(
+            "weights of users apply with --users apart, and this daemon has --users {users}"
+        );
+        assert!(
+            done.err.contains(&said) || done.out.contains(&said),
+            "{}{}",
+            done.out,
+            done.err
+        );
+        assert_eq!(place.control(&["get_user_weight"]).out, "100\n");
+    }
 }

@@ -349,8 +349,16 @@ impl Description {
         }
     }
 
-    /// Whether nothing of the session is in flight. `has` tells whether a flag of the client has reached a value.
+    /// Whether nothing of the session is in flight or deferred. `has` tells whether a flag of the client has reached a value.
     pub fn is_at_rest(&self, has: impl Fn(u32, u32) -> bool) -> bool {
+        let header = self.header();
+        header.deferred.load(Ordering::Acquire) == 0
+            && !self.journal().is_owed()
+            && self.is_drained(has)
+    }
+
+    /// As [`Description::is_at_rest`], whatever is deferred.
+    pub fn is_drained(&self, has: impl Fn(u32, u32) -> bool) -> bool {
         let header = self.header();
         let rests = |stream: &Progress| {
             let busy = stream.busy.load(Ordering::Acquire) != 0;
@@ -358,10 +366,7 @@ impl Description {
             let reached = slot.is_none_or(|slot| has(slot, stream.value.load(Ordering::Relaxed)));
             !busy && reached
         };
-        header.deferred.load(Ordering::Acquire) == 0
-            && !self.journal().is_owed()
-            && header.retired.load(Ordering::Acquire) == 0
-            && header.streams.iter().all(rests)
+        header.retired.load(Ordering::Acquire) == 0 && header.streams.iter().all(rests)
     }
 
     /// The weight that an operator has set for the session, if any.

@@ -14,6 +14,7 @@ use mpsshim_api::cuda::*;
 use mpsshim_proto::message::stream::{HostFunction, MemOp, StreamAttribute};
 use mpsshim_proto::message::{Mark, Object, StreamCreate};
 use mpsshim_proto::segment::{ARRIVED, RETURNED};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 /// The first word of an attribute's value.
@@ -65,6 +66,8 @@ pub fn stream_create(
         stream.release(&shared.gpu);
         return Err(status.into());
     }
+    let bit = 1 << (device.ordinal.index() % 64);
+    session.shared.devices.fetch_or(bit, Ordering::Relaxed);
     let index = session.objects.streams.index(body.stream)?;
     if let Role::Blocking(legacy) = role {
         session.objects.streams.at_mut(legacy)?.members.push(index);
@@ -341,12 +344,13 @@ mod tests {
     use super::*;
     use crate::engine::calls::Undone;
     use crate::engine::session::SessionShared;
-    use crate::engine::testing::{Fixture, Function, counts, fails};
+    use crate::engine::testing::{Fixture, Function, counts, fails, writes};
     use mpsshim_model::bonds::Bonds;
     use mpsshim_proto::handle::{Handle, Kind};
     use mpsshim_proto::message::{Memset, Op};
     use std::cell::RefCell;
     use std::sync::Arc;
+    use std::time::Duration;
     use zerocopy::FromZeros;
 
     #[test]
@@ -450,6 +454,35 @@ mod tests {
             (written, test.session.shared.is_at_rest()),
             (Some(true), true)
         );
+    }
+
+    /// Other users have their turn.
+    #[test]
+    fn held_back_work_waits_and_the_end_of_the_work_before_is_seen() {
+        let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", writes as Function)]);
+        let stream = creates(&mut test);
+        let body = Memset {
+            to: test.memory(4096),
+            stream,
+            width: 1,
+            height: 1,
+            element: 4,
+            ..Memset::default()
+        };
+        test.orders(CUDA_ERROR_NOT_READY);
+        assert_eq!(test.status(Op::Memset, &body, &[]), CUDA_SUCCESS);
+        test.shared.gpu.hold.set_for_good();
+        let waits = |test: &mut Fixture| {
+            let outcome = test.execute(Op::Memset, &body, &[]);
+            matches!(outcome, Err(Undone::Later))
+        };
+        assert!(waits(&mut test) && !test.session.shared.is_at_rest());
+        test.orders(CUDA_SUCCESS);
+        assert!(waits(&mut test) && test.session.shared.is_at_rest());
+        assert_eq!(test.shared.gpu.hold.take_wanted(), 1);
+        assert_eq!(test.session.shared.devices.load(Ordering::Relaxed), 1);
+        test.shared.gpu.hold.set(Duration::ZERO);
+        assert_eq!(test.status(Op::Memset, &body, &[]), CUDA_SUCCESS);
     }
 
     #[test]

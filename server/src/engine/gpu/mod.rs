@@ -8,6 +8,7 @@ pub mod devices;
 pub mod flag_kernel;
 pub mod footprint;
 pub mod green;
+pub mod hold;
 pub mod host;
 pub mod kept_streams;
 pub mod managed_arena;
@@ -34,6 +35,7 @@ use crate::engine::base::rations::{Holder, Part, Ration, Rations};
 use crate::engine::base::side::{self, SIDES, Side};
 use crate::engine::gpu::devices::{Device, Devices, Grant};
 use crate::engine::gpu::green::GreenRef;
+use crate::engine::gpu::hold::Hold;
 use crate::engine::gpu::host::{BegunBlock, HostArena, HostBlock, Paid, ServerFlags};
 use crate::engine::gpu::moved::MovePool;
 use crate::engine::gpu::partition::{Ground, Place};
@@ -105,6 +107,8 @@ pub struct Gpu {
     pub health: Health,
     /// Descriptors kept for the next server.
     pub keeping: Keeping,
+    /// Whether new work is held back for other users.
+    pub hold: Hold,
     /// Requests for a quiescent point, by side.
     pub calm: [Calm; SIDES],
     /// Text that kernels print.
@@ -149,6 +153,7 @@ impl Gpu {
             directory: None,
             health: Health::default(),
             keeping,
+            hold: Hold::default(),
             calm: Default::default(),
             printing,
             graph_turns: GraphTurns::default(),

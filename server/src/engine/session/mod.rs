@@ -66,6 +66,8 @@ pub struct SessionShared {
     /// While the session's thread is away ([`Session::go_away`]): the last point of each stream that had work in
     /// flight.
     pub left: Mutex<Option<Vec<Point>>>,
+    /// The devices on which it has streams, as a bit mask of ordinals.
+    pub devices: AtomicU64,
     /// Number of its [`Side`].
     pub side: AtomicU8,
     /// Bytes it holds and may hold.
@@ -118,6 +120,7 @@ impl SessionShared {
             at_work: AtomicBool::new(false),
             works_for: Default::default(),
             left: Mutex::default(),
+            devices: AtomicU64::new(0),
             side: AtomicU8::new(Side::MAIN.index() as u8),
             account,
             terms,

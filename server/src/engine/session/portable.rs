@@ -37,6 +37,12 @@ impl SessionShared {
         self.description
             .is_at_rest(|slot, value| reached(self.flag(slot), value))
     }
+
+    /// Whether the driver has no work of the session in flight, as far as description and flags tell.
+    pub fn is_drained(&self) -> bool {
+        self.description
+            .is_drained(|slot, value| reached(self.flag(slot), value))
+    }
 }
 
 impl Session {

@@ -25,6 +25,8 @@ pub struct Fate {
     hand_over: Mutex<HandOver>,
     /// The server stops.
     pub stopping: AtomicBool,
+    /// The daemon wants to know where clients have work in flight.
+    pub reports_work: AtomicBool,
 }
 
 impl Fate {

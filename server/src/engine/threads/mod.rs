@@ -8,3 +8,4 @@ pub mod roster;
 pub mod shared;
 pub mod slow;
 pub mod undertaker;
+pub mod work_reports;

@@ -342,7 +342,7 @@ impl Oracle {
         for event in self.engine.events.try_iter() {
             match event {
                 EngineEvent::Connected(_) => {}
-                EngineEvent::ImagesChanged | EngineEvent::MemoryShort => {}
+                EngineEvent::ImagesChanged | EngineEvent::MemoryShort | EngineEvent::Work(..) => {}
                 EngineEvent::MemoryMoved(_, _, outcome) => {
                     self.moves += u64::from(outcome.is_ok_and(|placement| placement.moved_out > 0));
                 }

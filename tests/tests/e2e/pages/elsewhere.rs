@@ -32,6 +32,9 @@ const CONTAINERS: Way =
 const ARCHIVE: Way = Test("deploy/packaging.rs::the_archive_works_wherever_it_is_unpacked");
 const DEBIAN: Way = Test("deploy/packaging.rs::the_debian_package_installs_upgrades_and_goes");
 const MPI: Way = Test("deploy/mpi.rs::documented_commands_work");
+const WEIGHTS: Way = Test(
+    "e2e/users_apart.rs::work_of_a_user_with_a_small_weight_is_held_back_while_another_has_work",
+);
 const TOP: Way = Test("e2e/top.rs::the_screen_and_its_keys");
 const SLURM: Way = Test("deploy/slurm.rs::steps_have_the_percentages_that_slurm_gives_them");
 
@@ -73,6 +76,21 @@ pub const ELSEWHERE: &[Row] = &[
         "docs/operations.md",
         "sm_partition rm UUID PARTITION",
         Test("e2e/partitions.rs::partitions_are_made_listed_and_removed"),
+    ),
+    (
+        "docs/operations.md",
+        "set_user_weight UID WEIGHT|none",
+        WEIGHTS,
+    ),
+    (
+        "docs/limits.md",
+        "echo \"set_user_weight 1000 300\" | mps-control",
+        WEIGHTS,
+    ),
+    (
+        "docs/limits.md",
+        "echo \"set_user_weight 1000 none\" | mps-control",
+        WEIGHTS,
     ),
     (
         "docs/operations.md",

@@ -22,7 +22,13 @@ pub fn prepare_work(
     runs: Runs,
 ) -> Result<(usize, CUstream), CallError> {
     let index = session.objects.streams.index(handle)?;
-    let device = session.objects.streams.at(index)?.device;
+    let stream = session.objects.streams.at(index)?;
+    let device = stream.device;
+    if gpu.hold.applies(device.index()) && !stream.capturing {
+        // The daemon hears when the work in flight has ended, which no mark of the client's may tell.
+        session.has_work_in_flight(gpu);
+        return Err(CallError::Full);
+    }
     gpu.devices[device].make_current(&gpu.driver)?;
     if let Some(awaited) = must_await(session, gpu, index, runs)? {
         if !session.inbox.held.holds(index) {
