@@ -8,7 +8,7 @@ use crate::elf;
 use crate::link::{LINK_VERSION, OLDEST_LINK};
 use crate::takeover::Versions;
 use mpsshim_proto::handshake::Wire;
-use mpsshim_proto::release::ServerRelease;
+use mpsshim_proto::release::{Release, ServerRelease};
 use mpsshim_proto::wire;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
@@ -271,6 +271,16 @@ impl Releases {
     /// An executable whose servers speak a client's wire.
     pub fn speaking(&mut self, wire: Wire) -> Option<Arc<Executable>> {
         self.find(|spoken| spoken.speaks(wire))
+    }
+
+    /// An executable whose servers speak the protocol of this library, of which only version and protocol are known: one of
+    /// its release, or of a later one that speaks that protocol as an earlier release's.
+    pub fn serving(&mut self, library: &Release) -> Option<Arc<Executable>> {
+        self.find(|spoken| {
+            let mut wires = spoken.wires.iter().skip(1);
+            spoken.version == library.version
+                || wires.any(|(protocol, _)| *protocol == library.protocol)
+        })
     }
 
     /// An executable whose servers restore the sessions of a server of that release; the installed one if there is none.

@@ -3,9 +3,11 @@
 use super::{Finding, finish};
 use crate::elf;
 use crate::library::{self, LibraryError};
+use crate::releases::Releases;
 use crate::settings::{self, Settings};
 use crate::spawn::server_executable;
 use mpsshim_proto::handshake::PROTOCOL_VERSION;
+use mpsshim_proto::release::Release;
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::{AccessFlags, access, geteuid};
 use std::os::unix::fs::PermissionsExt;
@@ -39,15 +41,7 @@ pub fn library(settings: &Settings) -> Vec<Finding> {
         Some(release) if release.version == VERSION && release.protocol == PROTOCOL_VERSION => {
             Finding::ok(CHECK, format!("{shown} is of this release, {VERSION}."))
         }
-        Some(release) => Finding::error(
-            CHECK,
-            format!(
-                "{shown} is of release {} (protocol {}), and this program of {VERSION} (protocol {PROTOCOL_VERSION}): \
-                 if no server of its release is installed, the daemon refuses its programs with 805.",
-                release.version, release.protocol
-            ),
-            SAME_RELEASE,
-        ),
+        Some(release) => of_another_release(settings, &path, &release),
         None => Finding::error(
             CHECK,
             format!("{shown} is not a libmpsshim.so of this or a later release."),
@@ -65,6 +59,34 @@ pub fn library(settings: &Settings) -> Vec<Finding> {
     }
     findings.extend(closed(CHECK, &path, 0o004));
     findings
+}
+
+/// A library of another release is no mistake if a server speaks its protocol.
+fn of_another_release(settings: &Settings, library: &Path, release: &Release) -> Finding {
+    const CHECK: &str = "library";
+    let told = format!(
+        "{} is of release {} (protocol {}), and this program of {VERSION} (protocol {PROTOCOL_VERSION})",
+        library.display(),
+        release.version,
+        release.protocol
+    );
+    match Releases::new(&server_executable(settings)).serving(release) {
+        Some(server) => Finding::ok(
+            CHECK,
+            format!(
+                "{told}; {} of release {} serves its programs.",
+                server.path().display(),
+                server.spoken().version
+            ),
+        ),
+        None => Finding::error(
+            CHECK,
+            format!(
+                "{told}: no server here speaks its protocol, and the daemon refuses its programs with 805."
+            ),
+            "Install the library of this release, or the server of the library's release (docs/upgrade.md).",
+        ),
+    }
 }
 
 /// The server that the daemon would start.

@@ -42,6 +42,23 @@ fn is_healthy(done: &Done) {
 }
 
 #[test]
+fn a_library_of_another_release_is_in_order_if_a_server_speaks_its_protocol() {
+    let (_folder, library) = crate::releases::library("0.1.0");
+    let mut place = place();
+    place.set_env("MPSSHIM_LIBRARY", text(&library));
+    let done = place.control(&["doctor"]);
+    let found = line(&done, "ok       library: ");
+    let server = artifact("mps-server");
+    for said in [
+        "is of release 0.1.0 (protocol 7), and this program of ",
+        &format!("; {} of release ", server.display()),
+        " serves its programs.",
+    ] {
+        assert!(found.contains(said), "{said} in {found}");
+    }
+}
+
+#[test]
 fn a_healthy_machine() {
     let place = daemon();
     let _client = Worker::connect(&control(&place)).expect("a client");
@@ -149,6 +166,7 @@ fn a_wrong_library() {
     library[version..version + 6].copy_from_slice(b"9.8.7\0");
     fs::write(&file, library).expect("write");
     is_refused("is of release 9.8.7 (protocol ");
+    is_refused("no server here speaks its protocol");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 const MPS_CONNECTION_FAILED: u32 = 805;
 
 /// The library of an earlier release, which programs that run and containers still have.
-fn library(of: &str) -> (TempDir, PathBuf) {
+pub fn library(of: &str) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("libmpsshim.so");
     let packed = Path::new(env!("CARGO_MANIFEST_DIR"))
