@@ -49,6 +49,19 @@ pub(super) struct Part {
     held: Option<Instant>,
 }
 
+impl Part {
+    /// Takes up the latest report. A server is believed to want a device only while it has to hold work back: its user could
+    /// otherwise have it ask for ever for time that it does not use, and others would wait.
+    fn take_up(&mut self) {
+        if let Some(mut work) = self.reported.take() {
+            if self.held.is_none() {
+                work.wanted = 0;
+            }
+            self.work = work;
+        }
+    }
+}
+
 /// A server with clients.
 #[derive(Clone, Copy, Debug)]
 struct Party {
@@ -241,9 +254,7 @@ impl Servers {
             .iter_mut()
             .filter(|server| server.share.reports)
         {
-            if let Some(work) = server.share.reported.take() {
-                server.share.work = work;
-            }
+            server.share.take_up();
         }
         let parties = self.parties();
         let held = self.ledger.decide(now, &parties);
@@ -411,6 +422,23 @@ mod tests {
         assert!(users.shares()[0] > 0.6, "{:?}", users.shares());
         let all: f64 = users.had.iter().sum();
         assert!(all > 9.0, "{all} s of 10");
+    }
+
+    #[test]
+    fn a_server_that_holds_nothing_back_wants_nothing() {
+        let wants = Work { busy: 0, wanted: 1 };
+        let mut part = Part {
+            reported: Some(wants),
+            ..Part::default()
+        };
+        part.take_up();
+        assert_eq!((part.work, part.reported), (Work::default(), None));
+        part.held = Some(Instant::now());
+        part.reported = Some(wants);
+        part.take_up();
+        assert_eq!(part.work, wants);
+        part.take_up();
+        assert_eq!(part.work, wants, "until the next report");
     }
 
     #[test]

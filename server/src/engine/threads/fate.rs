@@ -25,8 +25,10 @@ pub struct Fate {
     hand_over: Mutex<HandOver>,
     /// The server stops.
     pub stopping: AtomicBool,
-    /// The daemon wants to know where clients have work in flight.
-    pub reports_work: AtomicBool,
+    /// Number of the thread that reports to the daemon where clients have work in flight; 0: none does.
+    pub reports_work: AtomicU64,
+    /// Number of such threads so far.
+    pub work_reports: AtomicU64,
 }
 
 impl Fate {

@@ -14,22 +14,28 @@ const REPORT: Duration = Duration::from_millis(5);
 
 /// Starts or ends the reports.
 pub fn set(shared: &Arc<Shared>, on: bool) {
-    let was_on = shared.fate.reports_work.swap(on, Ordering::SeqCst);
-    if !on || was_on {
+    let reporting = &shared.fate.reports_work;
+    if !on {
+        reporting.store(0, Ordering::SeqCst);
+        return shared.gpu.hold.set(Duration::ZERO);
+    }
+    let number = shared.fate.work_reports.fetch_add(1, Ordering::SeqCst) + 1;
+    let begins = reporting.compare_exchange(0, number, Ordering::SeqCst, Ordering::SeqCst);
+    if begins.is_err() {
         return;
     }
-    let reporting = shared.clone();
+    let for_thread = shared.clone();
     let thread = std::thread::Builder::new().name("work-reports".into());
-    if let Err(error) = thread.spawn(move || run(&reporting)) {
-        shared.fate.reports_work.store(false, Ordering::SeqCst);
+    if let Err(error) = thread.spawn(move || run(&for_thread, number)) {
+        reporting.store(0, Ordering::SeqCst);
         tracing::error!("The users' shares of the devices do not apply to this server: {error}");
     }
 }
 
-fn run(shared: &Shared) {
+fn run(shared: &Shared, number: u64) {
     let mut last = ((0, 0), Instant::now());
     let on = || {
-        shared.fate.reports_work.load(Ordering::Relaxed)
+        shared.fate.reports_work.load(Ordering::Relaxed) == number
             && !shared.fate.stopping.load(Ordering::Relaxed)
     };
     let mut wanted = 0;
@@ -45,7 +51,6 @@ fn run(shared: &Shared) {
         }
         std::thread::sleep(LOOK);
     }
-    shared.gpu.hold.set(Duration::ZERO);
 }
 
 /// The devices on which sessions have work in flight, as a bit mask of ordinals.
