@@ -2,7 +2,7 @@
 
 use crate::modules;
 use mpsshim_model::limits::{MemoryBound, Quantum};
-use mpsshim_model::policy::{Oversubscription, Scheduling, UserWeight};
+use mpsshim_model::policy::{Oversubscription, Scheduling, Weight};
 use mpsshim_proto::nearest;
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -585,7 +585,7 @@ pub enum Command {
     /// `get_user_weight [UID]`
     UserWeight(Option<u32>),
     /// `set_user_weight UID WEIGHT|none`; `None`: the user has none of its own.
-    SetUserWeight(u32, Option<UserWeight>),
+    SetUserWeight(u32, Option<Weight>),
     /// `get_client_weight SERVER_PID CLIENT_PID`
     Weight {
         /// Whose client.

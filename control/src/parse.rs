@@ -10,14 +10,12 @@ use super::wire::Interface;
 use clap::ValueEnum;
 use mpsshim_model::amount;
 use mpsshim_model::limits::{MemoryBound, Quantum};
-use mpsshim_model::policy::UserWeight;
+use mpsshim_model::policy::Weight;
 #[cfg(test)]
 use mpsshim_model::policy::{Oversubscription, Scheduling};
 use mpsshim_proto::nearest;
 use std::time::Duration;
 
-/// Largest weight of a client.
-const WEIGHT_LIMIT: u32 = 10_000;
 /// How long they may be given at most, seconds.
 const LONGEST_PATIENCE: u64 = 3600;
 /// How long a client may take to be idle, if the command does not say.
@@ -288,12 +286,7 @@ impl Arguments<'_> {
         let [server, client, weight] =
             self.exactly("the server's process id, the client's and a weight")?;
         let (server, client) = self.client([server, client])?;
-        let weight = weight
-            .parse()
-            .ok()
-            .filter(|weight| (1..=WEIGHT_LIMIT).contains(weight));
-        let weight =
-            weight.ok_or_else(|| self.wrong(format!("a weight is 1 to {WEIGHT_LIMIT}")))?;
+        let weight = self.weight_of(weight)?.into();
         Ok(Command::SetWeight {
             server,
             client,
@@ -301,16 +294,17 @@ impl Arguments<'_> {
         })
     }
 
+    fn weight_of(&self, text: &str) -> Result<Weight, CommandError> {
+        let weight = Weight::try_from(text.parse::<u32>().unwrap_or(0));
+        weight.map_err(|why| self.wrong(why))
+    }
+
     fn user_weight(&self) -> Result<Command, CommandError> {
         let [uid, weight] = self.exactly("a user id, and a weight or none")?;
         let uid = self.user(uid)?;
         let weight = match weight {
             "none" => None,
-            weight => {
-                let number = weight.parse::<u32>().unwrap_or(0);
-                let weight = UserWeight::try_from(number);
-                Some(weight.map_err(|why| self.wrong(why))?)
-            }
+            weight => Some(self.weight_of(weight)?),
         };
         Ok(Command::SetUserWeight(uid, weight))
     }
@@ -871,7 +865,7 @@ mod tests {
     fn weights_of_users_are_understood() {
         assert_eq!(ok("get_user_weight"), Command::UserWeight(None));
         assert_eq!(ok("get_user_weight 7"), Command::UserWeight(Some(7)));
-        let heavy = UserWeight::try_from(300).expect("a weight");
+        let heavy = Weight::try_from(300).expect("a weight");
         let set = Command::SetUserWeight(1000, Some(heavy));
         assert_eq!(ok("set_user_weight 1000 300"), set);
         let none = Command::SetUserWeight(1000, None);

@@ -109,47 +109,48 @@ pub type SchedulingPolicy = ByUser<Scheduling>;
 /// Which users' clients may have more device memory than the device has.
 pub type OversubscriptionPolicy = ByUser<Oversubscription>;
 
-/// A user's share of the devices in relation to other users, where each has servers of its own.
+/// The weight of a client among those of its server, or of a user among users with servers of their own: their shares are in
+/// this relation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
-pub struct UserWeight(u32);
+pub struct Weight(u32);
 
-impl UserWeight {
+impl Weight {
     /// The greatest weight.
     pub const MOST: u32 = 10_000;
 }
 
-impl Default for UserWeight {
-    fn default() -> UserWeight {
-        UserWeight(DEFAULT_WEIGHT)
+impl Default for Weight {
+    fn default() -> Weight {
+        Weight(DEFAULT_WEIGHT)
     }
 }
 
-impl TryFrom<u32> for UserWeight {
+impl TryFrom<u32> for Weight {
     type Error = String;
 
-    fn try_from(weight: u32) -> Result<UserWeight, String> {
-        match (1..=UserWeight::MOST).contains(&weight) {
-            true => Ok(UserWeight(weight)),
-            false => Err(format!("a weight is 1 to {}", UserWeight::MOST)),
+    fn try_from(weight: u32) -> Result<Weight, String> {
+        match (1..=Weight::MOST).contains(&weight) {
+            true => Ok(Weight(weight)),
+            false => Err(format!("a weight is 1 to {}", Weight::MOST)),
         }
     }
 }
 
-impl From<UserWeight> for u32 {
-    fn from(weight: UserWeight) -> u32 {
+impl From<Weight> for u32 {
+    fn from(weight: Weight) -> u32 {
         weight.0
     }
 }
 
-impl fmt::Display for UserWeight {
+impl fmt::Display for Weight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
 /// The weights of all users.
-pub type UserWeights = ByUser<UserWeight>;
+pub type UserWeights = ByUser<Weight>;
 
 /// Maximum number of users with a choice of their own: messages between daemon and server must fit in a packet.
 pub const MOST_USERS: usize = 500;

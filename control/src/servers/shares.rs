@@ -5,7 +5,7 @@
 //! others hold new work back.
 
 use super::{Server, Servers, State};
-use mpsshim_model::policy::UserWeight;
+use mpsshim_model::policy::Weight;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -165,7 +165,7 @@ impl Servers {
     ///
     /// # Errors
     /// Users do not have servers at the same time, or too many users have a weight; nothing is changed then.
-    pub fn set_user_weight(&mut self, uid: u32, weight: Option<UserWeight>) -> Result<(), String> {
+    pub fn set_user_weight(&mut self, uid: u32, weight: Option<Weight>) -> Result<(), String> {
         if !self.users_are_apart() {
             return Err(format!(
                 "weights of users apply with --users apart, and this daemon has --users {}; set_client_weight sets those of \
@@ -194,7 +194,7 @@ impl Servers {
             .running
             .iter()
             .filter(|server| Self::is_sharing(server));
-        let users: BTreeMap<u32, UserWeight> = sharing
+        let users: BTreeMap<u32, Weight> = sharing
             .map(|server| (server.uid, weights.of(server.uid)))
             .collect();
         let differ = users.values().collect::<BTreeSet<_>>().len() > 1;

@@ -45,7 +45,7 @@ use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::graph::{CaptureBegin, GraphCreate, GraphNode};
 use mpsshim_proto::message::memory::{Location, PoolAttribute, PoolCreate, Properties};
 use mpsshim_proto::message::{
-    CopyInline, EventCreate, GetFunction, HostAlloc, ImageLoad, MemGrant, Op, StreamCreate,
+    CopyInline, EventCreate, GetFunction, HostAlloc, ImageLoad, MemGrant, Memset, Op, StreamCreate,
 };
 use mpsshim_proto::segment;
 use mpsshim_proto::shm::{self, Doorbell, Mapping, sealed_memfd};
@@ -102,6 +102,18 @@ pub extern "C" fn gives_handle(to: *mut u64) -> CUresult {
     // SAFETY: the driver's functions that this stands for write a handle there.
     unsafe { to.write(HANDLES.fetch_add(0x10, Ordering::Relaxed)) };
     CUDA_SUCCESS
+}
+
+/// A memset of one word.
+pub fn small_memset(to: u64, stream: u64) -> Memset {
+    Memset {
+        to,
+        stream,
+        width: 1,
+        height: 1,
+        element: 4,
+        ..Memset::default()
+    }
 }
 
 /// Returns the status that [`Fixture::orders`] named.

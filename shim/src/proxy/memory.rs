@@ -643,7 +643,7 @@ pub fn registered(address: u64) -> Option<(u64, Registered)> {
 }
 
 /// As [`registered`], by a device pointer (`cuMemHostGetDevicePointer`) that differs from the program's own address.
-pub fn registered_by_device_pointer(pointer: u64) -> Option<(u64, Registered)> {
+fn registered_by_device_pointer(pointer: u64) -> Option<(u64, Registered)> {
     if REGISTERED_COUNT.load(Ordering::Acquire) == 0 {
         return None;
     }

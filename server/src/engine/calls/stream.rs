@@ -344,10 +344,10 @@ mod tests {
     use super::*;
     use crate::engine::calls::Undone;
     use crate::engine::session::SessionShared;
-    use crate::engine::testing::{Fixture, Function, counts, fails, writes};
+    use crate::engine::testing::{Fixture, Function, counts, fails, small_memset, writes};
     use mpsshim_model::bonds::Bonds;
     use mpsshim_proto::handle::{Handle, Kind};
-    use mpsshim_proto::message::{Memset, Op};
+    use mpsshim_proto::message::Op;
     use std::cell::RefCell;
     use std::sync::Arc;
     use std::time::Duration;
@@ -381,14 +381,7 @@ mod tests {
 
     /// Submits work.
     fn work(test: &mut Fixture, stream: u64) {
-        let body = Memset {
-            to: test.memory(4096),
-            stream,
-            width: 1,
-            height: 1,
-            element: 4,
-            ..Memset::default()
-        };
+        let body = small_memset(test.memory(4096), stream);
         assert_eq!(test.status(Op::Memset, &body, &[]), CUDA_SUCCESS);
     }
 
@@ -461,14 +454,7 @@ mod tests {
     fn held_back_work_waits_and_the_end_of_the_work_before_is_seen() {
         let mut test = Fixture::new(&[("cuStreamWriteValue32_v2", writes as Function)]);
         let stream = creates(&mut test);
-        let body = Memset {
-            to: test.memory(4096),
-            stream,
-            width: 1,
-            height: 1,
-            element: 4,
-            ..Memset::default()
-        };
+        let body = small_memset(test.memory(4096), stream);
         test.orders(CUDA_ERROR_NOT_READY);
         assert_eq!(test.status(Op::Memset, &body, &[]), CUDA_SUCCESS);
         test.shared.gpu.hold.set_for_good();

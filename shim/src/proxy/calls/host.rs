@@ -84,11 +84,9 @@ pub unsafe extern "C" fn get_device_pointer(
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let address = memory::program_address(address);
         if let Some((start, registered)) = memory::registered(address) {
             return out.set(registered.arena + (address - start));
-        }
-        if memory::registered_by_device_pointer(address).is_some() {
-            return out.set(address);
         }
         match memory::host_block(address) {
             Some((_, block)) if block.flags & MANAGED == 0 => out.set(address),
@@ -102,9 +100,8 @@ pub unsafe extern "C" fn get_flags(out: Out<u32>, address: u64) -> CUresult {
     guard(|| {
         out.required()?;
         context::current()?;
-        let registered = memory::registered(address);
-        let registered = registered.or_else(|| memory::registered_by_device_pointer(address));
-        if let Some((_, registered)) = registered {
+        let address = memory::program_address(address);
+        if let Some((_, registered)) = memory::registered(address) {
             return out.set(registered.flags);
         }
         match memory::host_block(address) {

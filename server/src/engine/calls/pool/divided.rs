@@ -156,12 +156,12 @@ mod tests {
     use super::*;
     use crate::engine::calls::pool::trim_pools;
     use crate::engine::testing::{
-        FAULT, Fixture, Function, counts, obeys_with_handle, others, writes,
+        FAULT, Fixture, Function, counts, obeys_with_handle, others, small_memset, writes,
     };
     use mpsshim_proto::arena::{VIRTUAL_ARENA, VIRTUAL_UNIT as UNIT};
     use mpsshim_proto::handle::Kind;
     use mpsshim_proto::message::memory::PoolAttribute;
-    use mpsshim_proto::message::{Mark, Memset, Object, Op, StreamCreate};
+    use mpsshim_proto::message::{Mark, Object, Op, StreamCreate};
     use zerocopy::FromZeros;
 
     fn get(test: &mut Fixture, pool: u64, len: u64, stream: u64) -> Result<u64, CUresult> {
@@ -188,14 +188,7 @@ mod tests {
 
     /// Submits work that writes to an address.
     fn work(test: &mut Fixture, address: u64, stream: u64) {
-        let body = Memset {
-            to: address,
-            stream,
-            width: 1,
-            height: 1,
-            element: 4,
-            ..Memset::default()
-        };
+        let body = small_memset(address, stream);
         assert_eq!(test.status(Op::Memset, &body, &[]), CUDA_SUCCESS);
     }
 
