@@ -314,14 +314,14 @@ pub const TABLE: &[Row] = &[
         Kind::Lists,
         "get_user_weight",
         "[UID]",
-        "weights of users with --users apart: the default and the users' own, or the one that applies to UID",
+        "weights of users (--users apart): the default and the users' own, or the one that applies to UID",
     ),
     row(
         Kind::Acts,
         "set_user_weight",
         "UID WEIGHT|none",
-        "set the share of the devices that a user's programs together have while other users' programs have work, in \
-         relation to the others, at once; 1 to 10000, 100 if none; with --users apart",
+        "set the weight of a user (--users apart): users with work share a device in proportion to their weights, 1 to 10000; \
+         none: 100, the default. Takes effect at once",
     ),
     row(
         Kind::Lists,

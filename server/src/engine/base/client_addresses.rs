@@ -21,18 +21,12 @@ pub fn hold() {
         return;
     }
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let (start, len) = (
-        CLIENT_MAPPINGS.start,
-        CLIENT_MAPPINGS.end - CLIENT_MAPPINGS.start,
-    );
-    let mut all = RangeAllocator::new(start, len, PAGE);
-    for gap in gaps(&maps) {
-        if !reserve(gap.start, gap.end - gap.start) {
-            all.take_at(gap.start, gap.end - gap.start);
+    let mut all = unmapped(&maps);
+    let gaps: Vec<(u64, u64)> = all.free_ranges().collect();
+    for (start, len) in gaps {
+        if !reserve(start, len) {
+            all.take_at(start, len);
         }
-    }
-    for used in mapped(&maps) {
-        all.take_at(used.start, used.end - used.start);
     }
     *held = Some(all);
 }
@@ -88,38 +82,27 @@ fn map_none(at: u64, len: u64, flags: i32) -> Option<u64> {
     (got != libc::MAP_FAILED).then_some(got as u64)
 }
 
-fn unmap(start: u64, len: u64) {
-    // SAFETY: a mapping of this module, or over one, to which no references remain.
+/// Removes a mapping to which no references remain.
+pub fn unmap(start: u64, len: u64) {
+    // SAFETY: callers pass mappings of their own.
     unsafe { libc::munmap(start as *mut libc::c_void, len as usize) };
 }
 
-/// The parts of [`CLIENT_MAPPINGS`] in which something is mapped, by the text of `/proc/self/maps`.
-fn mapped(maps: &str) -> impl Iterator<Item = Range<u64>> {
-    let parsed = |line: &str| {
-        let (start, rest) = line.split_once('-')?;
-        let (end, _) = rest.split_once(' ')?;
-        let start = u64::from_str_radix(start, 16).ok()?;
-        let end = u64::from_str_radix(end, 16).ok()?;
-        let within = start.max(CLIENT_MAPPINGS.start)..end.min(CLIENT_MAPPINGS.end);
-        (within.start < within.end).then_some(within)
+/// The addresses of [`CLIENT_MAPPINGS`] at which nothing is mapped, by the text of `/proc/self/maps`.
+fn unmapped(maps: &str) -> RangeAllocator {
+    let Range { start, end } = CLIENT_MAPPINGS;
+    let mut all = RangeAllocator::new(start, end - start, PAGE);
+    let mapped = |line: &str| {
+        let (first, rest) = line.split_once('-')?;
+        let (last, _) = rest.split_once(' ')?;
+        let first = u64::from_str_radix(first, 16).ok()?.max(start);
+        let last = u64::from_str_radix(last, 16).ok()?.min(end);
+        last.checked_sub(first).map(|len| (first, len))
     };
-    maps.lines().filter_map(parsed)
-}
-
-/// The parts in which nothing is mapped.
-fn gaps(maps: &str) -> Vec<Range<u64>> {
-    let mut gaps = Vec::new();
-    let mut at = CLIENT_MAPPINGS.start;
-    for used in mapped(maps) {
-        if at < used.start {
-            gaps.push(at..used.start);
-        }
-        at = at.max(used.end);
+    for (first, len) in maps.lines().filter_map(mapped) {
+        all.take_at(first, len);
     }
-    if at < CLIENT_MAPPINGS.end {
-        gaps.push(at..CLIENT_MAPPINGS.end);
-    }
-    gaps
+    all
 }
 
 #[cfg(test)]
@@ -135,6 +118,11 @@ mod tests {
 7f0000200000-7f0000300000 rw-p 00000000 00:00 0
 7ffffffde000-7ffffffff000 rw-p 00000000 00:00 0 [stack]
 ";
+        let gaps = |maps: &str| -> Vec<Range<u64>> {
+            let all = unmapped(maps);
+            let free = all.free_ranges();
+            free.map(|(start, len)| start..start + len).collect()
+        };
         let expected = [
             0x7000_0001_0000..0x7f00_0000_0000,
             0x7f00_0030_0000..0x7fe0_0000_0000,

@@ -54,6 +54,11 @@ impl RangeAllocator {
         Some(())
     }
 
+    /// The free ranges: start and bytes.
+    pub fn free_ranges(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.free.iter().map(|(start, len)| (*start, *len))
+    }
+
     /// Frees a range that was taken.
     pub fn give_back(&mut self, mut start: u64, mut len: u64) {
         if let Some((&before, &room)) = self.free.range(..start).next_back()

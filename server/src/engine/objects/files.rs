@@ -5,7 +5,7 @@
 //! pages from then on, regardless of later changes to the file.
 
 use crate::engine::base::account::Charge;
-use crate::engine::base::client_addresses;
+use crate::engine::base::client_addresses::{self, unmap};
 use crate::engine::base::driver::Driver;
 use crate::engine::base::pinned::{Pin, is_affordable};
 use crate::engine::base::rations::Ration;
@@ -229,11 +229,6 @@ fn map(at: u64, len: u64, flags: i32, writable: bool, fd: &OwnedFd, offset: u64)
         )
     };
     (got != libc::MAP_FAILED).then_some(got as u64)
-}
-
-fn unmap(start: u64, len: u64) {
-    // SAFETY: a mapping made by this module, to which no references remain.
-    unsafe { libc::munmap(start as *mut libc::c_void, len as usize) };
 }
 
 /// Returns the bytes to map for parts of a file that are contiguous in memory. Several parts require ordinary pages.

@@ -54,10 +54,9 @@ pub struct Point {
     pub value: u32,
 }
 
-/// The flag and value that covered a stream's work before the next flag was expected, if any; `None` for a stream that the
-/// session's description does not mention.
+/// The flag and value that covered a stream's work before the next flag was expected, if any.
 #[must_use]
-pub struct Expected(Option<Option<(u32, u32)>>);
+pub struct Expected(Option<(u32, u32)>);
 
 /// Range of the driver's priorities; bounded, because the server keeps streams of each priority for reuse.
 const PRIORITIES: std::ops::RangeInclusive<i32> = -16..=0;
@@ -200,11 +199,6 @@ impl Stream {
             _ => 0,
         };
         self.ops - marked.max(self.take_notice(gpu))
-    }
-
-    /// Whether work of the legacy stream that is submitted next has to wait for this stream.
-    fn is_to_be_joined(&mut self, gpu: &Gpu, segment: &Segment) -> bool {
-        !self.capturing && self.ops != self.joined && self.in_flight(gpu, segment) != 0
     }
 
     /// Updates and returns the number of operations that are done according to the server's own flags or the driver.
@@ -470,16 +464,13 @@ impl Stream {
     /// the client sees the flag, it has nothing in flight, and the server may be killed. The result is for
     /// [`Stream::withdraw_mark`].
     fn expect_mark(&mut self, slot: u32, value: u32) -> Expected {
-        Expected(
-            self.progress
-                .as_mut()
-                .map(|progress| progress.cover(slot, value)),
-        )
+        let progress = self.progress.as_mut();
+        Expected(progress.and_then(|progress| progress.cover(slot, value)))
     }
 
     /// Undoes [`Stream::expect_mark`], because the driver has refused the flag.
     fn withdraw_mark(&mut self, Expected(before): Expected) {
-        if let (Some(progress), Some(before)) = (&mut self.progress, before) {
+        if let Some(progress) = &mut self.progress {
             progress.uncover(before);
         }
     }

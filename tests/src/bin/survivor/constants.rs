@@ -92,6 +92,8 @@ impl Constants {
         assert_eq!(words(limits)?, [7, 9]);
         let content: Vec<u32> = (0..WEIGHTS as u32).collect();
         cu!(cuMemcpyHtoD_v2, weights, content.as_ptr(), 4 * WEIGHTS).ok()?;
+        // A copy of pageable memory returns when its source has been read; the other stream does not wait for it.
+        cu!(cuCtxSynchronize).ok()?;
         Ok(Constants {
             data,
             take,

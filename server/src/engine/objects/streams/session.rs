@@ -85,31 +85,20 @@ impl Session {
         Ok(stream.checkpoint_if_due(gpu)?)
     }
 
-    /// Whether the next operation on the stream at this index must wait for work of other streams (legacy default-stream
-    /// order).
+    /// Whether other streams have work in flight that the next operation on the stream at this index comes behind (legacy
+    /// default-stream order).
     pub fn waits_for_others(&mut self, gpu: &Gpu, index: usize) -> Result<bool, CUresult> {
         let stream = self.objects.streams.at(index)?;
-        let (role, seen, members) = (stream.role, stream.seen_legacy, stream.members.len());
+        let others = match stream.role {
+            Role::Independent => return Ok(false),
+            Role::Legacy => stream.members.clone(),
+            Role::Blocking(legacy) => vec![legacy],
+        };
         let segment = &self.shared.segment;
-        match role {
-            Role::Independent => Ok(false),
-            Role::Legacy => {
-                for at in 0..members {
-                    let member = self.objects.streams.at(index)?.members[at];
-                    if let Ok(stream) = self.objects.streams.at_mut(member)
-                        && stream.is_to_be_joined(gpu, segment)
-                    {
-                        return Ok(true);
-                    }
-                }
-                Ok(false)
-            }
-            Role::Blocking(legacy) => {
-                let legacy = self.objects.streams.at_mut(legacy);
-                Ok(legacy
-                    .is_ok_and(|legacy| legacy.ops != seen && legacy.in_flight(gpu, segment) != 0))
-            }
-        }
+        Ok(others.into_iter().any(|other| {
+            let other = self.objects.streams.at_mut(other);
+            other.is_ok_and(|other| !other.capturing && other.in_flight(gpu, segment) != 0)
+        }))
     }
 
     fn join_members(&mut self, gpu: &Gpu, index: usize) -> Result<(), CallError> {
@@ -120,7 +109,10 @@ impl Session {
             let Ok(stream) = self.objects.streams.at_mut(member) else {
                 continue;
             };
-            if !stream.is_to_be_joined(gpu, &self.shared.segment) {
+            if stream.capturing
+                || stream.ops == stream.joined
+                || stream.in_flight(gpu, &self.shared.segment) == 0
+            {
                 continue;
             }
             let event = stream.record_join(gpu)?;
