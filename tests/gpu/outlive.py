@@ -220,7 +220,7 @@ def drill(system, processes, options):
                 faulty = Client("survivor", system, processes, options.build)
                 faulty.ask()
             servers = parse_pids(system.command("get_server_list"))
-            time.sleep(chance.uniform(1, 2))
+            time.sleep(options.peace + chance.uniform(1, 2))
             for one in rounds:
                 one.usual, one.slowest = max(one.usual, one.slowest), 0.0
             begun = [one.begun for one in rounds]
@@ -326,6 +326,8 @@ def main():
     parser.add_argument("--drill", action="store_true", help="rounds with pauses, and events at random instants")
     parser.add_argument("--logs", metavar="DIR", help="keep the daemon's and servers' logs here")
     parser.add_argument("--thought", type=float, default=0.4, help="longest pause between two rounds, s (%(default)g)")
+    parser.add_argument("--peace", type=float, default=0.0,
+                        help="least time between two events of a drill beyond 1 s: a standby loads images, s (%(default)g)")
     parser.add_argument("--seed", type=int, default=1, help="of the instants (%(default)s)")
     parser.add_argument("--seconds", type=float, default=600, help="end after this time, whatever was reached")
     options = parser.parse_args()

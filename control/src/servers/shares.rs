@@ -258,6 +258,7 @@ impl Servers {
         }
         let parties = self.parties();
         let held = self.ledger.decide(now, &parties);
+        tracing::trace!(?parties, ?held, "shares");
         for server in self
             .running
             .iter_mut()

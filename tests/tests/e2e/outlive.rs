@@ -11,6 +11,11 @@ use mpsshim_tests::survivors::{
     server, wait_until_portable,
 };
 
+/// A daemon at which faulty programs share their server with the others again and again.
+fn daemon_without_quarantine() -> Place {
+    daemon_with(&[("MPSSHIM_QUARANTINE", "off")])
+}
+
 #[test]
 fn clients_at_rest_go_on_when_their_server_is_killed() {
     let place = daemon();
@@ -109,7 +114,7 @@ fn clients_of_a_user_without_a_name_go_on() {
 #[test]
 fn a_fault_ends_the_program_that_caused_it_and_no_other() {
     // Otherwise the second one would run apart from the others.
-    let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
+    let place = daemon_without_quarantine();
     let mut survivors: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();
     for _ in 0..5 {
         let mut faulty = Survivor::start(&place);
@@ -141,7 +146,7 @@ fn failed(threads: std::ops::Range<u32>) -> String {
 
 #[test]
 fn the_text_of_a_failed_assertion_goes_to_the_program_whose_kernel_failed() {
-    let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
+    let place = daemon_without_quarantine();
     for _ in 0..5 {
         let [mut faulty, mut idle, mut other, mut same] = [(); 4].map(|()| Survivor::start(&place));
         // Code that the text could be of, but complete or of another name. Nothing is loaded beside kernels that do not end.
@@ -236,7 +241,8 @@ fn kills_at_any_instant_lose_nobody_at_rest_and_corrupt_nothing() {
     other.end();
 }
 
-/// When all clients are portable, ends their server: by a signal or by a fault, in turns.
+/// When all clients are portable, ends their server: by a signal or, in odd rounds, by a fault. With quarantine, the
+/// second faulty program would have another server.
 fn end_server(place: &Place, clients: usize, round: u32) {
     wait_until_portable(place, clients);
     if round.is_multiple_of(2) {
@@ -249,7 +255,7 @@ fn end_server(place: &Place, clients: usize, round: u32) {
 
 #[test]
 fn variables_that_no_code_uses_are_memory_of_the_program() {
-    let place = daemon();
+    let place = daemon_without_quarantine();
     let mut survivor = Survivor::start(&place);
     for round in 1..=5 {
         assert_eq!(survivor.ask("constant"), format!("constants {round}"));
@@ -286,7 +292,7 @@ fn variables_are_in_their_image_where_the_program_may_have_no_memory_for_them() 
 
 #[test]
 fn variables_go_on_from_where_they_were() {
-    let place = daemon();
+    let place = daemon_without_quarantine();
     let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
     let commands = ["count", "count 1"];
     for round in 1..=8 {
@@ -304,7 +310,7 @@ fn variables_go_on_from_where_they_were() {
 
 /// Two clients whose requests are answered with their number go on over twelve ends of the server.
 fn go_on_as_they_were(request: &str, answer: &str) {
-    let place = daemon();
+    let place = daemon_without_quarantine();
     let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
     for round in 1..=12 {
         for survivor in &mut survivors {
@@ -341,7 +347,7 @@ fn registered_memory_goes_on_as_it_was() {
 
 #[test]
 fn events_say_when_they_were_recorded_by_the_server_before() {
-    let place = daemon();
+    let place = daemon_without_quarantine();
     let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();
     for round in 1..=6 {
         for survivor in &mut survivors {

@@ -352,6 +352,7 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
     use zerocopy::FromZeros;
+    use zerocopy::IntoBytes;
 
     #[test]
     fn a_value_begins_with_a_number() {
@@ -469,6 +470,25 @@ mod tests {
         assert_eq!(test.session.shared.devices.load(Ordering::Relaxed), 1);
         test.shared.gpu.hold.set(Duration::ZERO);
         assert_eq!(test.status(Op::Memset, &body, &[]), CUDA_SUCCESS);
+    }
+
+    /// Nothing rings when the order to hold work back ends.
+    #[test]
+    fn deferred_work_that_is_held_back_is_looked_at_again() {
+        let mut test = Fixture::new(&[]);
+        let stream = creates(&mut test);
+        let body = small_memset(test.memory(4096), stream);
+        let bytes = body.as_bytes().to_vec();
+        test.session.defer_again(Op::Memset, 0, bytes);
+        test.shared.gpu.hold.set_for_good();
+        for _ in 0..2 {
+            assert_eq!(test.session.replay(&test.shared), Ok(false));
+            assert!(test.session.inbox.held.pause().is_some());
+        }
+        test.shared.gpu.hold.set(Duration::ZERO);
+        assert_eq!(test.session.replay(&test.shared), Ok(true));
+        assert_eq!(test.session.inbox.held.pause(), None);
+        assert!(!test.session.inbox.held.any());
     }
 
     #[test]

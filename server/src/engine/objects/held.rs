@@ -27,6 +27,9 @@ use std::time::{Duration, Instant};
 /// Poll intervals for a word in memory: the interval grows with the time that the wait has lasted.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
+/// Poll interval for a deferred message that waits for work in flight, or is held back (`gpu::hold`): nothing is in flight
+/// then whose end would be noticed.
+const FULL: Duration = Duration::from_micros(200);
 
 /// Condition that ends a stream's deferral.
 #[derive(Debug)]
@@ -245,7 +248,7 @@ impl Held {
     /// Poll interval for conditions that are not signalled; `None` if all are.
     pub fn pause(&self) -> Option<Duration> {
         let pauses = self.holds.iter().filter_map(|hold| hold.awaited.pause());
-        pauses.min()
+        pauses.chain(self.full.then_some(FULL)).min()
     }
     /// Whether the message being executed was deferred.
     pub fn is_replaying(&self) -> bool {

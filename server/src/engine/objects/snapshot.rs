@@ -2,9 +2,9 @@
 //!
 //! The next server loads the images again, so that variables have their initial content. A session is therefore bound
 //! to its context as soon as work is submitted that may write a variable: a launch from an image whose kernels may
-//! write variables, or an operation on a variable by its address. When the session has then been at rest for [`REST`],
-//! a dedicated thread reads those variables and saves their differences from the initial content, and the session is
-//! portable again.
+//! write variables, or an operation on a variable by its address. When the session has then been at rest for a short
+//! while ([`Saved::rest`]), a dedicated thread reads those variables and saves their differences from the initial content,
+//! and the session is portable again.
 //!
 //! In the next server, variables may have other addresses. An address that the client passes is translated
 //! ([`crate::engine::session::lasting::Lasting::place_of`]); an address that kernels have stored in a variable cannot
@@ -20,10 +20,17 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// How long a session must be at rest before its variables are saved: longer than the pauses between the launches and
-/// copies of one request, short compared with the time between requests to a program.
+/// How long a session must be at rest before its variables are saved, while its snapshots have taken a small part of the
+/// time: a program that has its results may be at rest for long, and is bound until then.
+const SHORT_REST: Duration = Duration::from_micros(200);
+/// Snapshots after a short rest may take 1/`PART` of the time, so that pauses between the launches and copies of one request
+/// do not slow a program down; and this much of it in a row.
+const PART: u32 = 32;
+const IN_A_ROW: Duration = Duration::from_millis(1);
+/// How long a session must be at rest otherwise: longer than such pauses, short compared with the time between requests to
+/// a program.
 const REST: Duration = Duration::from_millis(2);
-/// The session must also be at rest for this multiple of the time that its snapshots take, so that they do not slow down
+/// Then, the session must also be at rest for this multiple of the time that its snapshots take, so that they do not slow down
 /// a program that serves many short requests.
 const REST_PER_SNAPSHOT: u32 = 8;
 /// Longest rest before a snapshot, whatever it takes: a session that is idle for longer is portable.
@@ -59,6 +66,9 @@ pub struct Saved {
     rests: Option<(u64, Instant)>,
     /// Duration of the recent snapshots.
     took: Duration,
+    /// Time that snapshots may take after short rests, by the end of the last one: less than [`IN_A_ROW`] by this much.
+    spent: Duration,
+    ended: Option<Instant>,
     /// The content saved in the session's description.
     contents: BTreeMap<Place, Contents>,
 }
@@ -78,13 +88,23 @@ impl Saved {
         stale && !self.refused
     }
 
-    /// Notes the duration of a snapshot.
-    fn note_time(&mut self, time: Duration) {
+    /// Notes the duration of a snapshot that ends now.
+    fn note_time(&mut self, time: Duration, now: Instant) {
+        self.spent = (self.spent_by(now) + time).min(IN_A_ROW);
+        self.ended = Some(now);
         self.took = time.min((2 * self.took).max(SHORT));
     }
 
+    fn spent_by(&self, now: Instant) -> Duration {
+        let since = self.ended.map(|at| now.saturating_duration_since(at));
+        self.spent.saturating_sub(since.unwrap_or_default() / PART)
+    }
+
     /// For how long the session must be at rest before a snapshot.
-    fn rest(&self) -> Duration {
+    fn rest(&self, now: Instant) -> Duration {
+        if self.spent_by(now) + self.took <= IN_A_ROW {
+            return SHORT_REST;
+        }
         (self.took * REST_PER_SNAPSHOT).clamp(REST, LONGEST_REST)
     }
 
@@ -154,24 +174,42 @@ pub fn bytes_of(contents: &Contents) -> usize {
 mod tests {
     use super::*;
 
+    const MS: Duration = Duration::from_millis(1);
+
+    /// Snapshots that take this long, one after the other. Returns the rest before the next one.
+    fn take(saved: &mut Saved, count: u32, time: Duration, now: Instant) -> Duration {
+        for _ in 0..count {
+            saved.note_time(time, now);
+        }
+        saved.rest(now)
+    }
+
     #[test]
     fn one_slow_snapshot_does_not_keep_a_session_from_the_next() {
-        const MS: Duration = Duration::from_millis(1);
-        let mut saved = Saved::default();
-        assert_eq!(saved.rest(), REST);
-        saved.note_time(100 * MS);
-        assert_eq!(saved.rest(), REST);
+        let (mut saved, now) = (Saved::default(), Instant::now());
+        assert_eq!(saved.rest(now), SHORT_REST);
+        assert_eq!(take(&mut saved, 1, 100 * MS, now), REST);
         // Snapshots that always take long are made after a longer rest.
-        for _ in 0..10 {
-            saved.note_time(5 * MS);
+        assert_eq!(take(&mut saved, 10, 5 * MS, now), 40 * MS);
+        assert_eq!(take(&mut saved, 10, 500 * MS, now), LONGEST_REST);
+        assert_eq!(take(&mut saved, 1, MS / 10, now), REST);
+        assert_eq!(saved.rest(now + IN_A_ROW * PART), SHORT_REST);
+    }
+
+    #[test]
+    fn snapshots_after_short_rests_take_a_small_part_of_the_time() {
+        let (mut saved, mut now) = (Saved::default(), Instant::now());
+        let (begin, mut taken) = (now, Duration::ZERO);
+        while now - begin < 10_000 * MS {
+            now += saved.rest(now);
+            if saved.rest(now) == SHORT_REST {
+                now += MS / 10;
+                saved.note_time(MS / 10, now);
+                taken += MS / 10;
+            }
         }
-        assert_eq!(saved.rest(), 40 * MS);
-        for _ in 0..10 {
-            saved.note_time(500 * MS);
-        }
-        assert_eq!(saved.rest(), LONGEST_REST);
-        saved.note_time(MS / 10);
-        assert_eq!(saved.rest(), REST);
+        assert!(taken > IN_A_ROW * 10, "{taken:?}");
+        assert!(taken <= IN_A_ROW + (now - begin) / PART, "{taken:?}");
     }
 
     const VARIABLE: u64 = 0x7f12_3400_0000;

@@ -106,13 +106,10 @@ impl Session {
         if !self.is_stale() || !self.wants_snapshot() {
             return None;
         }
-        let since = self.lasting.saved.rests.map(|(_, since)| since.elapsed());
-        let left = self.rest().saturating_sub(since.unwrap_or_default());
+        let (saved, now) = (&self.lasting.saved, Instant::now());
+        let since = saved.rests.map(|(_, since)| now.duration_since(since));
+        let left = saved.rest(now).saturating_sub(since.unwrap_or_default());
         Some(left.max(BUSY))
-    }
-
-    fn rest(&self) -> Duration {
-        self.lasting.saved.rest()
     }
 
     /// Whether it is time for a snapshot: the session has sent nothing for a while and has nothing in flight.
@@ -134,7 +131,7 @@ impl Session {
             _ => now,
         };
         self.lasting.saved.rests = Some((position, since));
-        if now.duration_since(since) < self.rest() {
+        if now.duration_since(since) < self.lasting.saved.rest(now) {
             return false;
         }
         let rests = !self.has_work_in_flight(&shared.gpu) && self.shared.is_at_rest();
@@ -159,7 +156,9 @@ impl Session {
         if self.lasting.saved.is_stale() {
             self.save_variables(shared);
         }
-        self.lasting.saved.note_time(began.elapsed());
+        let now = Instant::now();
+        let took = now.duration_since(began);
+        self.lasting.saved.note_time(took, now);
         self.lasting.saved.rests = None;
         // Executed again, commands would begin from another state than at first.
         self.note_amid_work(Refusal::Saved);
