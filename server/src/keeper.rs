@@ -397,15 +397,25 @@ impl Keeper {
         Ok(all)
     }
 
-    /// Makes another keeper hold the descriptors with these names too. Returns whether it holds all of them.
+    /// Makes another keeper hold descriptors with these names too, as `copy` returns them. Returns whether it holds all of
+    /// them.
     ///
     /// # Errors
-    /// This one has failed, and holds nothing any more.
-    pub fn copy_to(&self, other: &Keeper, which: impl Fn(&Name) -> bool) -> io::Result<bool> {
+    /// This one has failed, and holds nothing any more; errors of `copy`.
+    pub fn copy_to(
+        &self,
+        other: &Keeper,
+        which: impl Fn(&Name) -> bool,
+        copy: impl Fn(&Name, OwnedFd) -> io::Result<OwnedFd>,
+    ) -> io::Result<bool> {
         let listed = self.list_while_locked(&mut self.state.lock());
         let all = listed.inspect_err(|error| self.give_up(error))?;
-        let mut wanted = all.iter().filter(|(name, _)| which(name));
-        Ok(wanted.all(|(name, fd)| other.hold(*name, fd.as_fd())))
+        for (name, fd) in all.into_iter().filter(|(name, _)| which(name)) {
+            if !other.hold(name, copy(&name, fd)?.as_fd()) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 }
 
@@ -508,7 +518,7 @@ mod tests {
         }
         // Held twice, as the content of an image is for two sessions.
         assert!(first.hold(name(2), writer.as_fd()));
-        let copied = first.copy_to(&second, |name| name.number() != 3);
+        let copied = first.copy_to(&second, |name| name.number() != 3, |_, fd| Ok(fd));
         assert!(copied.expect("the first keeper works"));
         assert!(!first.release(name(2)), "its holds are still counted");
         for number in 1..=3 {

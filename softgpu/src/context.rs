@@ -64,9 +64,14 @@ pub fn live() -> R<Arc<Context>> {
     Ok(context)
 }
 
+/// All contexts.
+pub fn all() -> Vec<Arc<Context>> {
+    start().contexts.all()
+}
+
 /// The context with an id, while it lasts.
 pub fn by_id(id: u64) -> Option<Arc<Context>> {
-    let contexts = start().contexts.all();
+    let contexts = all();
     let found = contexts.into_iter().find(|context| context.id == id)?;
     found.lasting().ok()
 }

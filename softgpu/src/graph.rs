@@ -568,7 +568,7 @@ fn begin(stream: CUstream, own: bool, mode: u32, into: Option<(Arc<Graph>, Vec<u
 }
 
 fn end(stream: CUstream, own: bool) -> R<u64> {
-    let (context, stream) = resolve(stream, own)?;
+    let (_, stream) = resolve(stream, own)?;
     let part = stream.part.lock().clone().ok_or(CUDA_ERROR_ILLEGAL_STATE)?;
     let capture = &part.capture;
     if capture
@@ -584,7 +584,8 @@ fn end(stream: CUstream, own: bool) -> R<u64> {
         return Err(CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     }
     let mut unjoined = false;
-    for other in context.streams() {
+    // Streams of other devices may have joined the capture too.
+    for other in context::all().iter().flat_map(|context| context.streams()) {
         let mut theirs = other.part.lock();
         if theirs.as_ref().is_none_or(|p| p.capture.id != capture.id) {
             continue;

@@ -4,6 +4,7 @@
 //! replaced, not unmapped, so that a kernel that still looks at them reads zeros instead of ending the process.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -471,10 +472,26 @@ fn host_range(address: u64) -> R<Range> {
         .ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
-fn memfd(bytes: u64) -> R<OwnedFd> {
+/// Name of the files of device memory, which ends with the device's number.
+const MEMORY_NAME: &str = "softgpu-";
+
+/// The device whose memory a file is.
+fn device_of(file: &OwnedFd) -> CUdevice {
+    let target = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    let target = target.unwrap_or_default();
+    let name = target
+        .to_str()
+        .and_then(|path| path.strip_prefix("/memfd:"));
+    let number = name.and_then(|name| name.strip_prefix(MEMORY_NAME));
+    let number = number.and_then(|number| number.split(' ').next()?.parse().ok());
+    number.filter(|number| device(*number).is_ok()).unwrap_or(0)
+}
+
+fn memfd(bytes: u64, device: CUdevice) -> R<OwnedFd> {
+    let name = CString::new(format!("{MEMORY_NAME}{device}")).map_err(|_| CUDA_ERROR_UNKNOWN)?;
     // SAFETY: the name is a C string; a descriptor that comes back is ours alone.
     let fd = unsafe {
-        let fd = libc::memfd_create(c"softgpu".as_ptr(), libc::MFD_CLOEXEC);
+        let fd = libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC);
         if fd < 0 {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
@@ -720,7 +737,7 @@ api! { TABLE;
         }
         let device = device(prop.location.id)?;
         device.take(bytes)?;
-        let fd = memfd(bytes).inspect_err(|_| device.give(bytes))?;
+        let fd = memfd(bytes, prop.location.id).inspect_err(|_| device.give(bytes))?;
         let (handle, references) = (new_handle(), AtomicU64::new(0));
         out.set(Arc::new(Physical { fd, bytes, properties: prop, handle, references, imported: false }).hold()?)
     }
@@ -761,7 +778,7 @@ api! { TABLE;
         let properties = CUmemAllocationProp {
             kind: CU_MEM_ALLOCATION_TYPE_PINNED,
             requested_handle_types: CU_MEM_HANDLE_TYPE_NONE,
-            location: CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: 0 },
+            location: CUmemLocation { kind: CU_MEM_LOCATION_TYPE_DEVICE, id: device_of(&fd) },
             ..CUmemAllocationProp::default()
         };
         let (handle, references) = (new_handle(), AtomicU64::new(0));

@@ -15,6 +15,7 @@ pub mod artifacts;
 pub mod control_daemon;
 pub mod direct_peer;
 pub mod driver;
+pub mod fuzzing;
 pub mod in_process;
 pub mod lingering;
 pub mod peer;

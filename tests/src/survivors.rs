@@ -102,17 +102,25 @@ pub fn clients(place: &Place) -> Vec<(String, String)> {
     clients
 }
 
-pub fn keepers(place: &Place) -> usize {
-    let mine = |pid: &str| {
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-        let folder = place.pipe().display().to_string();
-        let has = |part: &[u8]| part.ends_with(folder.as_bytes());
-        name == "mps-keeper\n" && environment.split(|byte| *byte == 0).any(has)
+/// The running processes with the pipe directory of this place in their environment, by process id, and their names.
+pub fn processes(place: &Place) -> Vec<(i32, String)> {
+    let folder = place.pipe().display().to_string();
+    let of = |pid: &str| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+        let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+        let mut parts = environment.split(|byte| *byte == 0);
+        let is_mine = parts.any(|part| part.ends_with(folder.as_bytes()));
+        is_mine.then(|| Some((pid.parse().ok()?, name.trim_end().to_owned())))?
     };
     let entries = std::fs::read_dir("/proc").expect("/proc");
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.filter(|name| mine(name)).count()
+    names.filter_map(|name| of(&name)).collect()
+}
+
+pub fn keepers(place: &Place) -> usize {
+    let processes = processes(place);
+    let is_keeper = |(_, name): &&(i32, String)| name == "mps-keeper";
+    processes.iter().filter(is_keeper).count()
 }
 
 /// Which clients are portable, by process.

@@ -1,15 +1,17 @@
 //! Servers that are replaced while their clients go on, and standbys.
 
-use mpsshim_proto::message::{Object, Op};
+use mpsshim_proto::handle::Kind;
+use mpsshim_proto::message::{Object, Op, StreamCreate};
 use mpsshim_tests::artifacts::artifact;
 use mpsshim_tests::control_daemon::{Place, wait_until};
-use mpsshim_tests::peer::{PTX, Peer, Worker};
+use mpsshim_tests::peer::{PTX, Peer, Worker, memory_file, new_ptx};
 use mpsshim_tests::programs::{Running, client, preloaded, succeed};
 use mpsshim_tests::scene::{Bystander, control, daemon, daemon_with, daemon_with_descriptors};
 use mpsshim_tests::survivors::{RPC_FAILURE, Survivor, clients, keepers, kill_server, server};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -587,6 +589,69 @@ fn a_server_that_does_not_go_on_with_the_clients_keeps_no_command_waiting() {
     survivor.round();
     assert_eq!(server(&place), Some(next));
     survivor.end();
+}
+
+#[test]
+fn a_stream_whose_legacy_stream_is_destroyed_goes_on() {
+    let place = daemon();
+    let mut worker = Worker::connect(&control(&place)).expect("a session");
+    worker.round().expect("a round");
+    let peer = &mut worker.peer;
+    let (legacy, stream) = (peer.handle(Kind::Stream), peer.handle(Kind::Stream));
+    for made in [legacy, stream] {
+        let body = StreamCreate {
+            stream: made,
+            legacy,
+            ..StreamCreate::default()
+        };
+        peer.post(Op::StreamCreate, &body, &[]).expect("posted");
+    }
+    let destroyed = Object { object: legacy };
+    peer.post(Op::StreamDestroy, &destroyed, &[])
+        .expect("posted");
+    assert_eq!(peer.finish(stream), Ok(()));
+    worker.stream = stream;
+    worker.round().expect("a round in the stream that is left");
+    restart(&place, &[]).expect("a restart");
+    worker.round().expect("a round in the next server");
+}
+
+/// A library of this text.
+fn library(peer: &mut Peer, text: &str, token: u64) -> u64 {
+    let mut body = peer.image_load(text.as_bytes());
+    body.image = peer.handle(Kind::Library);
+    if token == 0 {
+        let loaded = peer.ask_as(0, Op::ImageLoad, &body, &[]);
+        loaded.expect("the server has its content");
+        return body.image;
+    }
+    let file = memory_file(text.as_bytes()).expect("a file");
+    peer.load(&body, &[], file.as_fd()).expect("a library")
+}
+
+#[test]
+fn images_of_clients_that_part_go_on_in_both_servers() {
+    let place = daemon();
+    let mut peer = || {
+        let mut peer = Peer::connect(&control(&place)).expect("a session");
+        peer.attach().expect("attach");
+        peer
+    };
+    let (mut stays, mut leaves) = (peer(), peer());
+    stays.bind().expect("a pool");
+    let texts = [new_ptx(), new_ptx()];
+    library(&mut stays, &texts[0], 1);
+    let before = library(&mut leaves, &texts[1], 1);
+    let (_, stay) = restart_or_stay(&place, &[]).expect("a restart");
+    assert!(stay.is_some(), "one client stays");
+    leaves.function(before, "fill").expect("its library");
+    // Its content is as it was, too.
+    let again = library(&mut stays, &texts[0], 0);
+    stays.function(again, "fill").expect("a function");
+    drop(stays);
+    wait_until("the server before has ended", || servers(&place) == 1);
+    kill_server(&place);
+    leaves.function(before, "stray").expect("its library");
 }
 
 #[test]

@@ -12,7 +12,8 @@ use mpsshim_proto::message::graph::{
 use mpsshim_proto::message::memory::FileRegister;
 use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken, MemOp};
 use mpsshim_proto::message::{
-    EventCreate, EventOnStream, Memset, Object, Op, Range, Side, StreamCreate, Value,
+    Attach, EventCreate, EventOnStream, MemGrant, Memset, Object, Op, Range, Side, StreamCreate,
+    Value,
 };
 use mpsshim_tests::in_process::InProcess;
 use mpsshim_tests::peer::{
@@ -291,6 +292,34 @@ fn an_external_wait_does_not_join_a_capture() {
     assert!(!captures(&mut peer, capture.joins));
     assert_eq!(peer.posted_error(), Err(CUDA_ERROR_ILLEGAL_STATE));
     capture.is_joined(&mut peer);
+    end(&engine, peer, &before);
+}
+
+#[test]
+fn a_capture_keeps_no_stream_of_another_device() {
+    let (engine, before) = engine();
+    let mut peer = session(&engine);
+    let second = Attach {
+        device: 1,
+        flags: 0,
+    };
+    peer.ask_as(0, Op::Attach, &second, &[]).expect("attached");
+    let grant = MemGrant {
+        len: 4096,
+        device: 1,
+        flags: 0,
+    };
+    let memory: Range = peer.ask(Op::MemGrant, &grant, &[]).expect("memory");
+    let stream = peer.stream().expect("a stream");
+    capture(&mut peer, stream);
+    peer.write(stream, memory.start, b"captured")
+        .expect("posted");
+    let captured = peer.ask::<_, Value>(Op::CaptureEnd, &Object { object: stream }, &[]);
+    assert!(captured.is_ok(), "{captured:?}");
+    peer.write(stream, memory.start, b"written!")
+        .expect("posted");
+    let read = peer.read(stream, memory.start, 8);
+    assert_eq!(read.as_deref(), Ok(&b"written!"[..]));
     end(&engine, peer, &before);
 }
 

@@ -342,6 +342,10 @@ impl Lasting for Makes {
         session: &mut Session,
         making: &mut Making<'_>,
     ) -> Result<(), Lost> {
+        let message = match Op::from_u16(record.op) {
+            Some(Op::StreamCreate) => stream::without_gone_legacy(session, message),
+            _ => message,
+        };
         replay_described(record, &message, session, making)
     }
 }

@@ -16,6 +16,7 @@ use mpsshim_proto::message::{Mark, Object, StreamCreate};
 use mpsshim_proto::segment::{ARRIVED, RETURNED};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+use zerocopy::{FromBytes, IntoBytes};
 
 /// The first word of an attribute's value.
 pub fn first_word(value: &[u8]) -> i32 {
@@ -75,6 +76,21 @@ pub fn stream_create(
     Ok(session.begin_progress(&shared.images, index)?)
 }
 
+/// A message that made a stream, for the next server: if its legacy default stream has been destroyed, it is ordered
+/// against no other.
+pub fn without_gone_legacy(session: &Session, message: Vec<u8>) -> Vec<u8> {
+    match StreamCreate::read_from_prefix(&message) {
+        Ok((mut body, _))
+            if body.legacy != body.stream
+                && session.objects.streams.index(body.legacy).is_err() =>
+        {
+            body.legacy = 0;
+            body.as_bytes().to_vec()
+        }
+        _ => message,
+    }
+}
+
 /// `cuStreamDestroy`: queued work still runs.
 pub fn stream_destroy(
     session: &mut Session,
@@ -88,6 +104,14 @@ pub fn stream_destroy(
         && let Ok(legacy) = session.objects.streams.at_mut(legacy)
     {
         legacy.members.retain(|member| *member != index);
+    }
+    // Its position may be another stream's next.
+    for member in std::mem::take(&mut stream.members) {
+        if let Ok(member) = session.objects.streams.at_mut(member)
+            && member.role == Role::Blocking(index)
+        {
+            member.role = Role::Independent;
+        }
     }
     let told = shared.gpu.devices[stream.device]
         .make_current(&shared.gpu.driver)

@@ -11,11 +11,12 @@ use crate::keeper::{self, Name};
 use mpsshim_proto::shm::{Mapping, sealed_memfd};
 use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
+use std::ffi::CStr;
 use std::io;
 use std::mem::offset_of;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// Bytes of the longest content in a pack, including its NUL.
 pub const LONGEST: usize = 64 << 10;
@@ -26,6 +27,8 @@ const TABLE: usize = 160 << 10;
 /// Contents of a pack.
 const MOST: usize = 4_000;
 const PAGE: usize = 4_096;
+/// Name of the files.
+const NAME: &CStr = c"mpsshim-images";
 
 /// A row of the table.
 #[repr(C)]
@@ -61,7 +64,7 @@ pub struct Slot {
 impl Pack {
     /// An empty pack of a session; `None` if the keeper has no room for it, or there is no memory.
     pub fn new(keeping: &Keeping, holder: &Holder) -> Option<Arc<Pack>> {
-        let file = sealed_memfd(c"mpsshim-images", LEN as u64).ok()?;
+        let file = sealed_memfd(NAME, LEN as u64).ok()?;
         let mapping = Mapping::sparse(file.as_fd(), LEN).ok()?;
         let name = keeping.keep_new(keeper::Kind::Pack, file.as_fd(), holder)?;
         Some(Arc::new(Pack {
@@ -199,6 +202,55 @@ pub fn copies(file: BorrowedFd<'_>) -> io::Result<Vec<Copied>> {
     Ok(found)
 }
 
+/// Another pack with the contents of a pack in use, for a server that restores some of the sessions while the others stay:
+/// each of the two servers releases contents that it does not use any more.
+///
+/// # Errors
+/// There is no memory or no descriptor; `InvalidData` if no server can have written it.
+pub fn copy(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    if nix::sys::stat::fstat(file)?.st_size != LEN as i64 {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let copy = sealed_memfd(NAME, LEN as u64)?;
+    let (from, to) = (
+        Mapping::sparse(file, LEN)?,
+        Mapping::sparse(copy.as_fd(), LEN)?,
+    );
+    for row in 0..MOST {
+        // SAFETY: rows of the tables, which both mappings have. The server that has the first one in use may fill rows
+        // meanwhile, whose bytes have no invalid values; the copy is of this thread alone.
+        let (old, new) = unsafe {
+            let old = from.base().cast::<Entry>().add(row);
+            (
+                (old.read_volatile(), &(*old).len),
+                &mut *to.base().cast::<Entry>().add(row),
+            )
+        };
+        let (Entry { hash, start, .. }, len_of) = old;
+        let (start, len) = (start as usize, len_of.load(Ordering::Acquire) as usize);
+        if start == 0 {
+            break;
+        }
+        if start < TABLE || len > LEN.saturating_sub(start) {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        // SAFETY: inside both mappings, just checked, and behind their tables. Bytes that change meanwhile have no
+        // invalid values.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from.base().add(start), to.base().add(start), len);
+        }
+        fence(Ordering::SeqCst);
+        // Zero if its memory has been released meanwhile, or if it was not complete.
+        let len = len_of.load(Ordering::SeqCst).min(len as u32);
+        *new = Entry {
+            hash,
+            start: start as u32,
+            len: AtomicU32::new(len),
+        };
+    }
+    Ok(copy)
+}
+
 impl Drop for Pack {
     fn drop(&mut self) {
         self.keeping.forget(self.name);
@@ -251,7 +303,6 @@ impl Drop for Slot {
 mod tests {
     use super::*;
     use crate::keeper::Keeper;
-    use std::os::fd::OwnedFd;
 
     fn keeping() -> (Keeping, OwnedFd) {
         let (own, others) = mpsshim_control::seqpacket::pair().expect("a pair");
@@ -265,6 +316,30 @@ mod tests {
         slot.bytes_mut()[..len - 1].fill(byte);
         slot.enter(&[byte; 32]);
         Some(slot)
+    }
+
+    #[test]
+    fn a_copy_and_its_pack_release_contents_by_themselves() {
+        let (keeping, _keeper) = keeping();
+        let file = sealed_memfd(NAME, LEN as u64).expect("a file");
+        let pack = Arc::new(Pack {
+            mapping: Mapping::sparse(file.as_fd(), LEN).expect("a mapping"),
+            name: Name::numbered(keeper::Kind::Pack, 77),
+            keeping: keeping.clone(),
+            used: Mutex::new((0, TABLE)),
+        });
+        let slots = [1, 2, 3].map(|byte| put(&pack, byte, PAGE).expect("room"));
+        let _unfinished = pack.place(10).expect("room");
+        let [dropped, dropped_in_copy, kept] = slots;
+        let copy = copy(file.as_fd()).expect("a copy");
+        drop(dropped);
+        let found = Pack::adopt(&keeping, pack.name, copy.as_fd()).expect("a pack");
+        let first = |slot: &Slot| slot.bytes()[0];
+        let firsts: Vec<u8> = found.iter().map(|(slot, _)| first(slot)).collect();
+        assert_eq!(firsts, [1, 2, 3]);
+        assert!(found.iter().all(|(slot, hash)| *hash == [first(slot); 32]));
+        drop(found);
+        assert_eq!([&dropped_in_copy, &kept].map(first), [2, 3]);
     }
 
     fn copy_of(pack: &Pack) -> OwnedFd {

@@ -8,6 +8,7 @@ use crate::engine::base::graph_turns::session::end_graph_turn;
 use crate::engine::base::printing::session::stop_printing;
 use crate::engine::calls::memory::finish_releases;
 use crate::engine::calls::stream::reap_streams;
+use crate::engine::images::packs;
 use crate::engine::scheduling::express::serve_express;
 use crate::engine::scheduling::visit::Visit;
 use crate::engine::session::bonds::UNTIL_AT_REST;
@@ -18,6 +19,7 @@ use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
 use mpsshim_control::link::Others;
 use mpsshim_model::bonds::Bonds;
 use std::collections::BTreeSet;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::sleep;
@@ -270,7 +272,12 @@ impl Shared {
             let of_session = keeper::Kind::OF_SESSION.contains(&name.kind);
             !of_session || sessions.contains(&name.number())
         };
-        self.new_keeper(|name| !sessions.is_empty() && is_wanted(name))
+        // Both servers drop contents of their packs.
+        let copy = |name: &Name, file: OwnedFd| match name.kind {
+            keeper::Kind::Pack => packs::copy(file.as_fd()),
+            _ => Ok(file),
+        };
+        self.new_keeper(|name| !sessions.is_empty() && is_wanted(name), copy)
     }
 
     /// A temporary keeper with the images of all sessions and the sessions' descriptions.
@@ -284,16 +291,20 @@ impl Shared {
             keeper::Kind::Pack,
         ];
         self.images.changes.watch();
-        self.new_keeper(|name| kinds.contains(&name.kind))
+        self.new_keeper(|name| kinds.contains(&name.kind), |_, file| Ok(file))
     }
 
-    /// Another keeper with the descriptors of these names.
-    fn new_keeper(&self, is_wanted: impl Fn(&Name) -> bool) -> Result<Keeper, String> {
+    /// Another keeper with descriptors of these names, as `copy` returns them.
+    fn new_keeper(
+        &self,
+        is_wanted: impl Fn(&Name) -> bool,
+        copy: impl Fn(&Name, OwnedFd) -> std::io::Result<OwnedFd>,
+    ) -> Result<Keeper, String> {
         let failed =
             |error: std::io::Error| format!("there is no keeper for the next server: {error}");
         let other = Keeper::start_for_next().map_err(failed)?;
         let copied = match self.gpu.keeping.keeper() {
-            Some(keeper) => keeper.copy_to(&other, is_wanted).map_err(failed)?,
+            Some(keeper) => keeper.copy_to(&other, is_wanted, copy).map_err(failed)?,
             None => true,
         };
         match copied {

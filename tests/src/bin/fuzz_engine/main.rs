@@ -3,21 +3,18 @@
 //! A run is a row of cases, each with sessions of its own. What happens in a case follows from the seed and the number of
 //! the case, up to how threads happen to run. docs/fuzzing.md says what is looked for and how to see a failure again.
 
-mod client;
-mod images;
-mod message;
 mod oracle;
 mod summary;
 
 use anyhow::Context;
 use clap::Parser;
-use client::{Client, Common, Sent};
-use images::Images;
-use message::{Maker, Rules};
 use mpsshim_model::limits::Limits;
 use mpsshim_model::policy::{MarkKind, Oversubscription};
 use mpsshim_proto::segment::SEGMENT_LEN;
 use mpsshim_tests::artifacts::driver;
+use mpsshim_tests::fuzzing::client::{Client, Common, Sent};
+use mpsshim_tests::fuzzing::images::Images;
+use mpsshim_tests::fuzzing::message::{Maker, Rules};
 use mpsshim_tests::in_process::InProcess;
 use oracle::{Oracle, Progress};
 use rand::rngs::SmallRng;
@@ -206,6 +203,7 @@ fn run_case(
         images,
         rules: Rules {
             waits: rng.random_ratio(1, 4),
+            ..Rules::default()
         },
         verbose: options.verbose,
     };

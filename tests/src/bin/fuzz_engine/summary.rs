@@ -1,8 +1,8 @@
 //! What was sent of each kind, how it went, and what the time was spent on.
 
-use crate::client::Sent;
 use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::message::Op;
+use mpsshim_tests::fuzzing::client::Sent;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::sync::{LazyLock, Mutex, PoisonError};

@@ -1,10 +1,10 @@
 //! A message of each kind, filled by chance: mostly as a proper client would, now and then not.
 
-use crate::client::{Client, Common};
-use crate::images::{Images, SAFE_PARAMS};
+use crate::fuzzing::client::{Client, Common, SAFE_INDICES};
+use crate::fuzzing::images::{Images, SAFE_PARAMS};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::arena::{DEVICE_ARENA, HOST_ARENA, VIRTUAL_ARENA};
-use mpsshim_proto::handle::Kind;
+use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::array::{
     ARRAY_SIDE, ArrayCreate, ArrayPart, ArrayQuery, BoxSide, CopyBox, GetReference,
     ReferenceArguments, TEXTURE_HAS_VIEW, TEXTURE_IS_SURFACE, TensorMap, TextureCreate,
@@ -100,11 +100,61 @@ pub struct Draft {
 }
 
 /// What a case lets its clients do.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Rules {
     /// Streams wait for words that the client may never write.
     pub waits: bool,
+    /// Messages are those of a correct program: wrong handles are rare, and none breaks the protocol.
+    pub correct: bool,
+    /// No message makes an object that binds its session to the context for good.
+    pub portable: bool,
+    /// There are no graphs and captures.
+    pub graphless: bool,
 }
+
+/// Operations on graphs and captures have a hundred opcodes of their own.
+fn is_of_graphs(op: Op) -> bool {
+    (100..200).contains(&(op as u16))
+}
+
+/// Whether a message of this kind may make an object that binds its session to the context for good.
+fn binds(op: Op) -> bool {
+    matches!(
+        op,
+        Op::ArrayCreate
+            | Op::ArrayPart
+            | Op::TextureCreate
+            | Op::GetReference
+            | Op::LinkCreate
+            | Op::ResourceQuery
+            | Op::ResourceSplit
+            | Op::ResourceJoin
+            | Op::GreenCreate
+            | Op::Confine
+            | Op::PeerAccess
+            | Op::PhysicalExport
+            | Op::PhysicalImport
+            | Op::PoolExport
+            | Op::PoolImport
+            | Op::IpcShare
+            | Op::IpcOpen
+            | Op::RangeHandle
+            | Op::EventExport
+            | Op::EventImport
+    )
+}
+
+/// Kinds of nodes with which a graph goes on in the next server.
+const PORTABLE_NODES: [u32; 8] = [
+    CU_GRAPH_NODE_TYPE_KERNEL,
+    CU_GRAPH_NODE_TYPE_MEMCPY,
+    CU_GRAPH_NODE_TYPE_MEMSET,
+    CU_GRAPH_NODE_TYPE_GRAPH,
+    CU_GRAPH_NODE_TYPE_EMPTY,
+    CU_GRAPH_NODE_TYPE_WAIT_EVENT,
+    CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+    CU_GRAPH_NODE_TYPE_CONDITIONAL,
+];
 
 /// Makes messages of one client.
 pub struct Maker<'a> {
@@ -172,10 +222,16 @@ impl Maker<'_> {
             {
                 Op::CopyInline
             }
+            // Below such a limit everything else would be refused.
+            Op::LimitMemory if self.rules.correct && !self.once_in(20) => Op::MemGrant,
+            op if self.rules.portable && binds(op) => Op::Memset,
+            op if self.rules.graphless && is_of_graphs(op) => {
+                self.pick(&[Op::Launch, Op::Copy, Op::PoolAlloc, Op::CopyInline])
+            }
             op => op,
         };
         let mut draft = self.make(op);
-        if self.rng.random_ratio(1, 400) {
+        if !self.rules.correct && self.rng.random_ratio(1, 400) {
             self.damage(&mut draft);
         }
         draft
@@ -228,6 +284,10 @@ impl Maker<'_> {
     fn once_in(&mut self, count: u32) -> bool {
         self.rng.random_ratio(1, count)
     }
+    /// As [`Maker::once_in`], for contents that break the protocol.
+    fn breaks_once_in(&mut self, count: u32) -> bool {
+        !self.rules.correct && self.once_in(count)
+    }
     fn handle(&mut self, kind: Kind) -> u64 {
         self.client.handle(kind, self.common, self.rng)
     }
@@ -259,8 +319,15 @@ impl Maker<'_> {
             _ => self.rng.random_range(0..9),
         }
     }
+    /// A flag and its value for completion in this stream.
+    fn mark(&mut self, stream: u64) -> (u32, u32) {
+        match self.rules.correct {
+            true => self.client.mark(stream),
+            false => (self.slot(), self.rng.random()),
+        }
+    }
     fn slot(&mut self) -> u32 {
-        match self.once_in(300) {
+        match self.breaks_once_in(300) {
             true => self.pick(&[FLAGS as u32, 3 * FLAGS as u32, u32::MAX]),
             false => self.rng.random_range(0..FLAGS as u32),
         }
@@ -320,7 +387,7 @@ impl Maker<'_> {
         }
     }
     fn staging(&mut self, len: u64) -> u64 {
-        match self.once_in(300) {
+        match self.breaks_once_in(300) {
             true => self.pick(&[STAGING_LEN as u64, u64::MAX, STAGING_LEN as u64 - 3]),
             false => {
                 let room = (STAGING_LEN as u64).saturating_sub(len);
@@ -360,7 +427,7 @@ impl Maker<'_> {
     }
     /// A count that stands beside a list of so many.
     fn count(&mut self, of: usize) -> u32 {
-        match self.once_in(400) {
+        match self.breaks_once_in(400) {
             true => self.pick(&[u32::MAX, of as u32 + 1, 65, 4097]),
             false => of as u32,
         }
@@ -371,13 +438,16 @@ impl Maker<'_> {
                 true => self.small(),
                 false => CU_MEM_ALLOCATION_TYPE_PINNED,
             },
-            handle_types: self.pick(&[
-                CU_MEM_HANDLE_TYPE_NONE,
-                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                CU_MEM_HANDLE_TYPE_FABRIC,
-                u32::MAX,
-            ]),
+            handle_types: match self.rules.portable {
+                true => CU_MEM_HANDLE_TYPE_NONE,
+                false => self.pick(&[
+                    CU_MEM_HANDLE_TYPE_NONE,
+                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                    CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                    CU_MEM_HANDLE_TYPE_FABRIC,
+                    u32::MAX,
+                ]),
+            },
             location: self.location(),
             compression: 0,
             rdma: 0,
@@ -397,6 +467,7 @@ impl Maker<'_> {
             b"%s%n\xff\xfe\0",
         ];
         match self.rng.random_range(0..300) {
+            0 | 1 if self.rules.correct => self.pick(&names).to_vec(),
             0 => Vec::new(),
             1 => vec![b'a'; 60_000],
             2 => [&[b'b'; 60_000][..], b"\0"].concat(),
@@ -406,6 +477,7 @@ impl Maker<'_> {
     /// Compiler options, and how many.
     fn options(&mut self) -> (u32, Vec<u8>) {
         let count = match self.rng.random_range(0..20) {
+            0..5 if self.rules.correct => 1,
             0 => 64,
             1 => 3,
             2..5 => 1,
@@ -413,7 +485,10 @@ impl Maker<'_> {
         };
         let (mut heads, mut lists) = (Vec::new(), Vec::new());
         for _ in 0..count {
-            let option = self.rng.random_range(0..36);
+            let option = match self.rules.correct {
+                true => self.rng.random_range(0..17),
+                false => self.rng.random_range(0..36),
+            };
             let list: &[u8] = match option {
                 17 | 32 | 30 => b"safe\0table\0",
                 18 => &[0; 16],
@@ -437,6 +512,7 @@ impl Maker<'_> {
     /// Any descriptor, mostly one of the right kind.
     fn descriptor(&mut self, content: &[u8]) -> io::Result<OwnedFd> {
         match self.rng.random_range(0..24) {
+            0..9 if self.rules.correct => crate::peer::memory_file(content),
             0 => Ok(io::pipe()?.0.into()),
             1 => Ok(io::pipe()?.1.into()),
             2 => Ok(mpsshim_control::seqpacket::pair()?.0),
@@ -450,7 +526,7 @@ impl Maker<'_> {
                 None => unsealed(content),
             },
             9 => unsealed(&[]),
-            _ => mpsshim_tests::peer::memory_file(content),
+            _ => crate::peer::memory_file(content),
         }
     }
     /// A descriptor of shared memory.
@@ -479,6 +555,7 @@ impl Maker<'_> {
     fn params(&mut self) -> (u32, Vec<u8>) {
         let len = match self.rng.random_range(0..60) {
             0 => self.pick(&[0, 1, 8, 15]),
+            1 if self.rules.correct => self.pick(&[17, 4096, 32_764]),
             1 => self.pick(&[17, 4096, 32_764, 32_765]),
             _ => SAFE_PARAMS,
         };
@@ -488,7 +565,7 @@ impl Maker<'_> {
     }
     fn attributes(&mut self) -> (u32, Vec<u8>) {
         let count = match self.rng.random_range(0..24) {
-            0 => 33,
+            0 if !self.rules.correct => 33,
             1 => 32,
             2..5 => self.rng.random_range(1..4),
             _ => 0,
@@ -532,7 +609,7 @@ impl Maker<'_> {
         edges
     }
     fn side(&mut self, len: u64) -> BoxSide {
-        let side = match self.once_in(300) {
+        let side = match self.breaks_once_in(300) {
             true => self.small(),
             false => self.pick(&[0, 0, 1, 2, ARRAY_SIDE, ARRAY_SIDE]),
         };
@@ -682,7 +759,7 @@ impl Maker<'_> {
     /// A descriptor, or when the process has none left a message without.
     fn carrying(&mut self, draft: Draft, descriptor: io::Result<OwnedFd>) -> Draft {
         match descriptor {
-            Ok(descriptor) if !self.once_in(400) => {
+            Ok(descriptor) if !self.breaks_once_in(400) => {
                 let token = self.client.token();
                 draft.carrying(token, descriptor)
             }
@@ -726,16 +803,20 @@ impl Maker<'_> {
                 };
                 plain(op, &launch).with(&behind)
             }
-            Op::Mark => plain(
-                op,
-                &Mark {
-                    stream: self.stream(),
-                    slot: self.slot(),
-                    value: self.rng.random(),
-                },
-            ),
+            Op::Mark => {
+                let stream = self.stream();
+                let (slot, value) = self.mark(stream);
+                plain(
+                    op,
+                    &Mark {
+                        stream,
+                        slot,
+                        value,
+                    },
+                )
+            }
             Op::CopyInline => {
-                let len = match self.once_in(100) {
+                let len = match self.breaks_once_in(100) {
                     true => self.pick(&[0, INLINE_COPY_MAX, INLINE_COPY_MAX + 1]),
                     false => self.pick(&[1, 4, 64, 1000]),
                 };
@@ -747,7 +828,7 @@ impl Maker<'_> {
                 plain(op, &inline).with(&vec![0x5a; len])
             }
             Op::ManagedMove => {
-                let count = match self.once_in(100) {
+                let count = match self.breaks_once_in(100) {
                     true => self.pick(&[0, PIECES_MAX, PIECES_MAX + 1]),
                     false => self.rng.random_range(1..4),
                 };
@@ -761,27 +842,39 @@ impl Maker<'_> {
                         }
                     })
                     .collect();
-                let body = ManagedMove {
-                    stream: self.stream(),
-                    len: self.len(),
-                    to: match self.once_in(300) {
+                let stream = self.stream();
+                let mut body = ManagedMove {
+                    stream,
+                    len: match self.rules.correct {
+                        true => pieces
+                            .iter()
+                            .map(|piece| piece.len)
+                            .fold(0, u64::wrapping_add),
+                        false => self.len(),
+                    },
+                    to: match self.breaks_once_in(300) {
                         true => self.small(),
                         false => self.rng.random_range(0..2),
                     },
                     pieces: self.count(count),
-                    slot: match self.once_in(3) {
-                        true => NO_FLAG,
-                        false => self.slot(),
-                    },
-                    value: self.rng.random(),
+                    slot: NO_FLAG,
+                    value: 0,
                 };
+                match self.once_in(3) {
+                    true => body.value = self.rng.random(),
+                    false => (body.slot, body.value) = self.mark(stream),
+                }
                 plain(op, &body).with(pieces.as_bytes())
             }
             Op::Copy => {
                 let len = self.len();
-                let sides: [u32; 2] = match self.once_in(300) {
+                let sides: [u32; 2] = match self.breaks_once_in(300) {
                     true => [self.small(), self.small()],
                     false => self.pick(&[[0, 0], [0, 1], [1, 0], [0, 2], [2, 0]]),
+                };
+                let sides = match self.rules.correct && len > STAGING_LEN as u64 {
+                    true => sides.map(|side| side.min(1)),
+                    false => sides,
                 };
                 let mut place = |side: u32| match side {
                     2 => self.staging(len),
@@ -807,7 +900,7 @@ impl Maker<'_> {
                     height: self.pick(&[1, 1, 1, 2, 16, 0, u64::MAX]),
                     pitch: self.pick(&[64, 256, 1024, 0, u64::MAX]),
                     value: self.rng.random(),
-                    element: match self.once_in(300) {
+                    element: match self.breaks_once_in(300) {
                         true => self.small(),
                         false => self.pick(&[1, 2, 4]),
                     },
@@ -852,15 +945,18 @@ impl Maker<'_> {
                     pad: 0,
                 },
             ),
-            Op::MarkEvent => plain(
-                op,
-                &MarkEvent {
-                    event: self.handle(Kind::Event),
-                    stream: self.stream(),
-                    slot: self.slot(),
-                    value: self.rng.random(),
-                },
-            ),
+            Op::MarkEvent => {
+                let event = self.handle(Kind::Event);
+                let stream = self.stream();
+                let (slot, value) = self.mark(stream);
+                let mark = MarkEvent {
+                    event,
+                    stream,
+                    slot,
+                    value,
+                };
+                plain(op, &mark)
+            }
             Op::MemRelease | Op::HostFree | Op::AddressFree => {
                 let range = self.range();
                 plain(op, &range).drops(range.start)
@@ -871,6 +967,11 @@ impl Maker<'_> {
             }
             Op::ImageUnload => {
                 let object = self.image();
+                // Without its kernels a session has little to do.
+                if self.rules.correct && Handle(object).index() < SAFE_INDICES && !self.once_in(20)
+                {
+                    return self.make(Op::Launch);
+                }
                 plain(op, &Object { object }).drops(object)
             }
             Op::Attach | Op::MemInfo => plain(
@@ -1135,6 +1236,9 @@ impl Maker<'_> {
                 };
                 let kind = match kind {
                     CU_GRAPH_NODE_TYPE_HOST if !self.rules.waits => CU_GRAPH_NODE_TYPE_EMPTY,
+                    kind if self.rules.portable && !PORTABLE_NODES.contains(&kind) => {
+                        CU_GRAPH_NODE_TYPE_KERNEL
+                    }
                     kind => kind,
                 };
                 let change = self.once_in(5);
@@ -1446,7 +1550,11 @@ impl Maker<'_> {
                     device: self.device(),
                 };
                 let mut draft = plain(op, &register).gives(Gives::Range);
-                for _ in 0..self.pick(&[0, 0, 1, 3, 20]) {
+                let parts = match self.rules.correct {
+                    true => self.pick(&[0, 0, 1, 3, 16]),
+                    false => self.pick(&[0, 0, 1, 3, 20]),
+                };
+                for _ in 0..parts {
                     let part = FilePart {
                         offset: self.pick(&[0, PAGE, 2 * PAGE, 1, u64::MAX]),
                         len: self.pick(&[PAGE, PAGE, 0, 1, u64::MAX]),
@@ -1481,6 +1589,10 @@ impl Maker<'_> {
             Op::CopyBox => {
                 let width = self.pick(&[4, 16, 64, 0, u64::MAX]);
                 let (to, from) = (self.side(width), self.side(width));
+                let is_host = |side: &BoxSide| matches!(side.side, 1 | 2);
+                if self.rules.correct && is_host(&to) && is_host(&from) {
+                    return self.make(Op::Memset);
+                }
                 plain(
                     op,
                     &CopyBox {
@@ -1588,7 +1700,7 @@ impl Maker<'_> {
                             self.small().into(),
                             0,
                         ],
-                        call: match self.once_in(400) {
+                        call: match self.breaks_once_in(400) {
                             true => self.small(),
                             false => self.rng.random_range(0..28),
                         },
@@ -1606,7 +1718,7 @@ impl Maker<'_> {
                 map.element_strides = [1; 8];
                 map.rank = self.rng.random_range(0..7);
                 map.data_type = self.small();
-                map.call = match self.once_in(400) {
+                map.call = match self.breaks_once_in(400) {
                     true => self.small(),
                     false => self.rng.random_range(0..4),
                 };

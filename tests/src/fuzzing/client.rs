@@ -1,30 +1,35 @@
 //! A client that is fuzzed with, and what it knows to name in its messages.
 
-use crate::message::{Draft, Gives};
-use mpsshim_api::cuda::{CUDA_ERROR_TIMEOUT, CUresult};
+use crate::fuzzing::images::SAFE;
+use crate::fuzzing::message::{Draft, Gives};
+use crate::peer::{Peer, Status, memory_file};
+use mpsshim_api::cuda::{
+    CU_STREAM_CAPTURE_STATUS_NONE, CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_TIMEOUT, CUresult,
+};
 use mpsshim_control::seqpacket;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::array::TextureInfo;
 use mpsshim_proto::message::context::{Resource, ResourceGroups};
-use mpsshim_proto::message::graph::{GraphInstantiated, GraphNodeAdded};
+use mpsshim_proto::message::graph::{CaptureState, GraphInstantiated, GraphNodeAdded};
 use mpsshim_proto::message::memory::{IpcOpened, Opaque};
 use mpsshim_proto::message::stream::EventToken;
-use mpsshim_proto::message::{Range, Value};
+use mpsshim_proto::message::{Mark, Object, Op, Range, Value};
+use mpsshim_proto::segment::{FLAGS, reached};
 use mpsshim_proto::shm;
-use mpsshim_tests::peer::{Peer, Status};
 use rand::RngExt;
 use rand::rngs::SmallRng;
 use rand::seq::IndexedRandom;
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Objects of a kind, ranges and the like that are remembered. Older ones are forgotten at random: they stay the server's.
 const KNOWN: usize = 64;
-/// Handles below are of modules and functions that may be launched ([`crate::images::SAFE`]).
+/// Handles below are of modules and functions that may be launched ([`crate::fuzzing::images::SAFE`]).
 pub const SAFE_INDICES: u32 = 16;
 
 /// What clients of a case know of each other.
@@ -75,6 +80,27 @@ pub struct Client {
     patience: Duration,
     /// Waits for words that only this client writes.
     pub waits: bool,
+    /// Names mostly live objects, and knows what it has in flight ([`Client::wait_for_all`]).
+    correct: bool,
+    /// Streams that it has created and not destroyed.
+    streams: Vec<u64>,
+    /// The flag in which it marks each stream.
+    flags: HashMap<u64, u32>,
+    /// The last value that it has given to a flag.
+    marks: u32,
+    /// Marks of streams that it has destroyed since.
+    unawaited: Vec<(u32, u32)>,
+}
+
+/// What a stream is to a client that is about to wait for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Concluded {
+    /// The server does not have it.
+    Missing,
+    /// It captures.
+    Captures,
+    /// This flag and value are behind all that it has been given.
+    Marked(u32, u32),
 }
 
 impl Client {
@@ -92,7 +118,27 @@ impl Client {
             token: 0,
             patience,
             waits: false,
+            correct: false,
+            streams: Vec::new(),
+            flags: HashMap::new(),
+            marks: 0,
+            unawaited: Vec::new(),
         })
+    }
+
+    /// One that is used as by a correct program ([`crate::fuzzing::message::Rules::correct`]).
+    ///
+    /// # Errors
+    /// Those of the socket.
+    pub fn correct(peer: Peer, patience: Duration) -> io::Result<Client> {
+        let mut client = Client::new(peer, patience)?;
+        client.correct = true;
+        Ok(client)
+    }
+
+    /// The live handles of this kind that it remembers.
+    pub fn all(&self, kind: Kind) -> &[u64] {
+        self.live.get(&kind).map_or(&[], Vec::as_slice)
     }
 
     /// A live handle of this kind, if there is one.
@@ -102,6 +148,9 @@ impl Client {
 
     /// A handle where one of this kind is wanted: mostly a live one, else a stale or wrong one.
     pub fn handle(&self, kind: Kind, common: &Common, rng: &mut SmallRng) -> u64 {
+        if self.is_right(rng) {
+            return self.own(kind, rng).unwrap_or(0);
+        }
         match rng.random_range(0..100) {
             0..3 => 0,
             3..8 => self.stale.choose(rng).copied().unwrap_or(0),
@@ -110,6 +159,11 @@ impl Client {
             14 => rng.random(),
             _ => self.own(kind, rng).unwrap_or(0),
         }
+    }
+
+    /// Whether it does not make a mistake this time.
+    fn is_right(&self, rng: &mut SmallRng) -> bool {
+        self.correct && !rng.random_ratio(1, 16)
     }
 
     /// The same where a kernel is named that is going to run: nothing but what is known to do no harm, or no kernel at all.
@@ -128,6 +182,10 @@ impl Client {
 
     /// A handle for a new object: mostly one that was never used.
     pub fn fresh(&mut self, kind: Kind, common: &Common, rng: &mut SmallRng) -> u64 {
+        if self.is_right(rng) {
+            self.next += 1;
+            return Handle::new(kind, 1, self.next).0;
+        }
         let index = match rng.random_range(0..100) {
             0..4 => {
                 let handle = Handle(self.handle(kind, common, rng));
@@ -186,6 +244,13 @@ impl Client {
         rng: &mut SmallRng,
     ) -> (Sent, Option<CUresult>) {
         self.take_descriptors(common, rng);
+        if self.correct {
+            match self.before(&draft) {
+                Ok(true) => {}
+                Ok(false) => return (Sent::Fine, None),
+                Err(sent) => return (sent, None),
+            }
+        }
         if let Some(fd) = &draft.descriptor {
             let note = DescriptorNote {
                 token: draft.token,
@@ -234,6 +299,109 @@ impl Client {
             self.learn(&draft.gives, &payload, common, rng);
         }
         (Sent::Fine, Some(status))
+    }
+
+    /// Notes what a message does to streams. Returns whether it may be sent now.
+    fn before(&mut self, draft: &Draft) -> Result<bool, Sent> {
+        match (draft.op, &draft.gives, draft.drops) {
+            (Op::StreamCreate, Gives::Own(stream), _) if !self.streams.contains(stream) => {
+                self.streams.push(*stream);
+            }
+            (Op::StreamDestroy, _, Some(stream)) => {
+                match self.conclude(stream)? {
+                    Concluded::Captures => return Ok(false),
+                    Concluded::Marked(slot, value) => self.unawaited.push((slot, value)),
+                    Concluded::Missing => {}
+                }
+                self.streams.retain(|known| *known != stream);
+            }
+            _ => {}
+        }
+        Ok(true)
+    }
+
+    /// The next value of a stream's flag, and the flag. Values of a flag only rise; the first flag is the peer's own.
+    pub fn mark(&mut self, stream: u64) -> (u32, u32) {
+        self.marks += 1;
+        let next = 1 + self.flags.len() as u32 % (FLAGS as u32 - 1);
+        (*self.flags.entry(stream).or_insert(next), self.marks)
+    }
+
+    /// Sends a request and waits for its answer's status and payload.
+    ///
+    /// # Errors
+    /// The session's end, or no answer.
+    pub fn ask(&mut self, op: Op, body: &[u8]) -> Result<(CUresult, Vec<u8>), Sent> {
+        let settled = self.settle();
+        if settled != Sent::Fine {
+            return Err(settled);
+        }
+        let before = self.peer.answers();
+        self.within(|peer| peer.try_put(op as u16, 0, &[body]).then_some(()))?;
+        self.within(|peer| (peer.answers() != before).then_some(()))?;
+        Ok(self.peer.answer())
+    }
+
+    /// Ends the capture of a stream, if it captures, and puts a mark behind all that it has been given.
+    fn conclude(&mut self, stream: u64) -> Result<Concluded, Sent> {
+        let named = Object { object: stream };
+        for ended in [false, true] {
+            let (status, state) = self.ask(Op::CaptureState, named.as_bytes())?;
+            if status == CUDA_ERROR_INVALID_HANDLE {
+                return Ok(Concluded::Missing);
+            }
+            // The state of an invalidated capture is an error.
+            let state = CaptureState::read_from_prefix(&state);
+            let is_free = |state: &CaptureState| state.status == CU_STREAM_CAPTURE_STATUS_NONE;
+            if status.is_ok() && state.is_ok_and(|(state, _)| is_free(&state)) {
+                break;
+            }
+            if ended {
+                return Ok(Concluded::Captures);
+            }
+            // Only the stream that began the capture ends it.
+            let _ = self.ask(Op::CaptureEnd, named.as_bytes())?;
+        }
+        let (slot, value) = self.mark(stream);
+        let mark = Mark {
+            stream,
+            slot,
+            value,
+        };
+        self.within(|peer| {
+            let put = peer.try_put(Op::Mark as u16, 0, &[mark.as_bytes()]);
+            put.then_some(())
+        })?;
+        Ok(Concluded::Marked(slot, value))
+    }
+
+    /// Waits, as `cuCtxSynchronize`, for all that a correct client has submitted. Returns whether nothing is in flight:
+    /// not if a stream captures whose capture cannot be ended.
+    ///
+    /// # Errors
+    /// The session's end, or a stream that does not finish.
+    pub fn wait_for_all(&mut self) -> Result<bool, Sent> {
+        let mut marks = std::mem::take(&mut self.unawaited);
+        let mut captures = false;
+        // A stream that has joined a capture is free once the capture's own stream has ended it.
+        for _ in 0..2 {
+            captures = false;
+            for stream in self.streams.clone() {
+                match self.conclude(stream)? {
+                    Concluded::Missing => self.streams.retain(|known| *known != stream),
+                    Concluded::Captures => captures = true,
+                    Concluded::Marked(slot, value) => marks.push((slot, value)),
+                }
+            }
+            if !captures {
+                break;
+            }
+        }
+        for (slot, value) in marks {
+            let there = |peer: &mut Peer| reached(peer.flag(slot).load(Ordering::Acquire), value);
+            self.within(|peer| there(peer).then_some(()))?;
+        }
+        Ok(!captures)
     }
 
     /// Waits until the server has taken all that there is in the ring.
@@ -357,13 +525,11 @@ impl Client {
 
     /// The safe module with its functions, memory, streams and an event, as a proper client has them.
     pub fn prepare(&mut self, common: &mut Common, rng: &mut SmallRng) -> Status {
-        use mpsshim_proto::message::{EventCreate, FunctionInfo, GetFunction, Op};
-        use mpsshim_tests::peer::memory_file;
+        use mpsshim_proto::message::{EventCreate, FunctionInfo, GetFunction};
         self.peer.attach()?;
-        let mut body = self.peer.image_load(crate::images::SAFE.as_bytes());
+        let mut body = self.peer.image_load(SAFE.as_bytes());
         body.image = Handle::new(Kind::Module, 1, 0).0;
-        let content =
-            memory_file(crate::images::SAFE.as_bytes()).map_err(|_| CUDA_ERROR_TIMEOUT)?;
+        let content = memory_file(SAFE.as_bytes()).map_err(|_| CUDA_ERROR_TIMEOUT)?;
         let token = self.token();
         self.peer
             .send_descriptor(token, content.as_fd())
@@ -388,6 +554,7 @@ impl Client {
             let stream = self.peer.stream()?;
             // Peer counts its handles from 1.
             self.keep(stream, common, rng);
+            self.streams.push(stream);
         }
         let event = EventCreate {
             event: Handle::new(Kind::Event, 1, SAFE_INDICES).0,
