@@ -8,6 +8,7 @@ use crate::api::{In, Out, R, api, api_streams};
 use crate::context::{self, live};
 use crate::driver::{driver, new_handle};
 use crate::driver_locks::Wait;
+use crate::graph::{self, Does};
 use crate::memory::{Kind, allocate, free_module};
 use crate::stream::resolve;
 
@@ -161,7 +162,7 @@ struct Side {
 /// Where the first byte of a side is, and the bytes from row to row and from slice to slice.
 pub type Rows = (u64, u64, u64);
 
-fn place(side: Side, [width, height, depth]: [u64; 3]) -> R<Rows> {
+fn place(side: Side, [width, height, depth]: [u64; 3], in_flight: bool) -> R<Rows> {
     let invalid = CUDA_ERROR_INVALID_VALUE;
     let [x, y, z] = side.at;
     let end = x.checked_add(width).ok_or(invalid)?;
@@ -199,7 +200,10 @@ fn place(side: Side, [width, height, depth]: [u64; 3]) -> R<Rows> {
     let len = offset(width, height - 1, depth - 1).ok_or(invalid)?;
     first.checked_add(len).ok_or(invalid)?;
     let ranges = &driver()?.ranges;
-    let covered = ranges.covers(first, len);
+    let covered = match in_flight {
+        true => ranges.covers_in_flight(first, len),
+        false => ranges.covers(first, len),
+    };
     let steep = pitch > MAX_PITCH && (height > 1 || depth > 1);
     if covered && steep && side.kind != CU_MEMORYTYPE_HOST
         || side.kind == CU_MEMORYTYPE_DEVICE && !covered
@@ -213,6 +217,15 @@ fn place(side: Side, [width, height, depth]: [u64; 3]) -> R<Rows> {
 
 /// First byte, bytes from row to row and from slice to slice of both sides: from, to.
 pub fn sides(copy: &CUDA_MEMCPY3D) -> R<(Rows, Rows)> {
+    both_sides(copy, false)
+}
+
+/// The same of a copy that was submitted before: memory of a pool may have been freed meanwhile.
+pub fn sides_in_flight(copy: &CUDA_MEMCPY3D) -> R<(Rows, Rows)> {
+    both_sides(copy, true)
+}
+
+fn both_sides(copy: &CUDA_MEMCPY3D, in_flight: bool) -> R<(Rows, Rows)> {
     let size = [copy.width, copy.height, copy.depth];
     let from = Side {
         kind: copy.src_type,
@@ -234,7 +247,7 @@ pub fn sides(copy: &CUDA_MEMCPY3D) -> R<(Rows, Rows)> {
         pitch: copy.dst_pitch,
         rows: copy.dst_height,
     };
-    Ok((place(from, size)?, place(to, size)?))
+    Ok((place(from, size, in_flight)?, place(to, size, in_flight)?))
 }
 
 fn copy(own: bool, stream: CUstream, copy: CUDA_MEMCPY3D, wait: bool) -> R<()> {
@@ -244,6 +257,9 @@ fn copy(own: bool, stream: CUstream, copy: CUDA_MEMCPY3D, wait: bool) -> R<()> {
         return Ok(());
     }
     let (from, to) = sides(&copy)?;
+    if !wait && graph::captured(&stream, || Does::Copy(copy))? {
+        return Ok(());
+    }
     let is_device = |address: u64| driver().is_ok_and(|driver| driver.ranges.covers(address, 1));
     let on_device = is_device(from.0) && is_device(to.0);
     stream.submit(&context, move |_| {

@@ -152,7 +152,7 @@ fn copy_checked(from: u64, to: u64, bytes: usize) -> R<()> {
 
 fn run_copy(copy: &CUDA_MEMCPY3D) -> R<()> {
     let on_device = copy.src_type == CU_MEMORYTYPE_DEVICE && copy.dst_type == CU_MEMORYTYPE_DEVICE;
-    let (from, to) = array::sides(copy).map_err(|_| CUDA_ERROR_ILLEGAL_ADDRESS)?;
+    let (from, to) = array::sides_in_flight(copy).map_err(|_| CUDA_ERROR_ILLEGAL_ADDRESS)?;
     for z in 0..copy.depth {
         for y in 0..copy.height {
             let row = |(first, pitch, slice): array::Rows| first + z * slice + y * pitch;
@@ -170,7 +170,8 @@ fn run_copy(copy: &CUDA_MEMCPY3D) -> R<()> {
 
 fn run_set(set: &CUDA_MEMSET_NODE_PARAMS) -> R<()> {
     // Its memory may have gone since the node was made.
-    if !is_set(set)? {
+    let ranges = &driver()?.ranges;
+    if !extent(set).is_some_and(|bytes| ranges.covers_in_flight(set.to, bytes)) {
         return Err(CUDA_ERROR_ILLEGAL_ADDRESS);
     }
     let value = set.value.to_le_bytes();
@@ -216,7 +217,7 @@ struct Exec {
     bodies: Mutex<Bodies>,
     values: Arc<Values>,
     flags: u64,
-    /// Copies of children that its nodes were given: no graph has them.
+    /// Copies of the graphs in its child nodes: no graph has them.
     own: Mutex<Vec<Arc<Graph>>>,
 }
 
@@ -698,11 +699,17 @@ fn around<T: IntoBytes + zerocopy::Immutable>(
 }
 
 /// Whether all that a memset writes is device memory, in rows that do not overlap.
-fn is_set(set: &CUDA_MEMSET_NODE_PARAMS) -> R<bool> {
+/// Where a memset writes, from its first byte to its last; `None`: its rows overlap, or there are none.
+fn extent(set: &CUDA_MEMSET_NODE_PARAMS) -> Option<u64> {
     let row = set.width.saturating_mul(set.element.into());
     let gaps = set.pitch.saturating_mul(set.height.saturating_sub(1));
     let apart = row > 0 && (set.height == 1 || set.height > 1 && row <= set.pitch);
-    Ok(apart && driver()?.ranges.covers(set.to, gaps.saturating_add(row)))
+    apart.then_some(gaps.saturating_add(row))
+}
+
+fn is_set(set: &CUDA_MEMSET_NODE_PARAMS) -> R<bool> {
+    let ranges = &driver()?.ranges;
+    Ok(extent(set).is_some_and(|bytes| ranges.covers(set.to, bytes)))
 }
 
 /// What a node with these parameters does.
@@ -991,10 +998,57 @@ fn exec_update(exec_: u64, with: u64) -> R<Result<(), (u32, u64)>> {
             return Ok(Err((3, *node)));
         }
     }
+    let mut own = Vec::new();
+    let order = with_own_children(order, &mut own)?;
     for ((_, now, _), (_, does)) in work.iter_mut().zip(order) {
         *now = does;
     }
+    // What is in flight has its own list of the nodes.
+    let before = std::mem::replace(&mut *exec.own.lock(), own);
+    before.iter().for_each(|child| child.destroy());
     Ok(Ok(()))
+}
+
+/// The nodes with copies of the graphs in child nodes: an instance does not change with the graph that it was made from, and
+/// goes on without it. Adds the copies to `own`.
+fn with_own_children(nodes: Vec<(u64, Does)>, own: &mut Vec<Arc<Graph>>) -> R<Vec<(u64, Does)>> {
+    let mut copied = Vec::new();
+    for (node, does) in nodes {
+        let does = match does {
+            Does::Child(graph) => match graph.duplicate() {
+                Ok(copy) => {
+                    own.push(Arc::clone(&copy));
+                    Does::Child(copy)
+                }
+                // Conditional nodes cannot be copied.
+                Err(CUDA_ERROR_NOT_SUPPORTED) => Does::Child(graph),
+                Err(status) => {
+                    own.drain(..).for_each(|copy| copy.destroy());
+                    return Err(status);
+                }
+            },
+            does => does,
+        };
+        copied.push((node, does));
+    }
+    Ok(copied)
+}
+
+/// What a launch does, with the nodes of child graphs in the place of these: the instance may be changed or destroyed before
+/// they have run.
+fn flattened(work: &Work) -> R<Work> {
+    let mut flat = Vec::new();
+    for (node, does, on) in work {
+        match does {
+            Does::Child(graph) if *on => {
+                let inner = graph.in_order()?.into_iter();
+                let inner: Work = inner.map(|(node, does)| (node, does, true)).collect();
+                flat.extend(flattened(&inner)?);
+            }
+            does => flat.push((*node, does.clone(), *on)),
+        }
+    }
+    Ok(flat)
 }
 
 /// The local memory that kernels among these nodes need, the most of each context by its id.
@@ -1046,15 +1100,19 @@ fn instantiate(out: Out<u64>, from: u64, flags: u64) -> R<()> {
         }
     }
     prepare_kernels(&order)?;
+    let mut own = Vec::new();
+    let order = with_own_children(order, &mut own)?;
     let handle = new_handle();
     let mut bodies = Bodies::new();
+    let work = all_enabled(order, &mut bodies)
+        .inspect_err(|_| own.iter().for_each(|child| child.destroy()))?;
     // Upload and priorities leave no trace.
     let exec = Exec {
-        work: Mutex::new(all_enabled(order, &mut bodies)?),
+        work: Mutex::new(work),
         bodies: Mutex::new(bodies),
         values: Arc::new(from.conditions.values()),
         flags: flags & 1,
-        own: Mutex::default(),
+        own: Mutex::new(own),
     };
     EXECS.insert(handle, Arc::new(exec));
     out.set(handle)
@@ -1220,7 +1278,7 @@ fn launch(exec_: u64, stream: CUstream, own: bool) -> R<()> {
     let exec = exec(exec_)?;
     let (context, stream) = resolve(stream, own)?;
     refuse(&stream)?;
-    let work = exec.work.lock().clone();
+    let work = flattened(&exec.work.lock())?;
     for (at, (_, does, on)) in work.iter().enumerate() {
         let claimed = if *on {
             does.claim(stream.handle)

@@ -168,6 +168,14 @@ impl Ranges {
         }
     }
     pub fn covers(&self, address: u64, bytes: u64) -> bool {
+        self.all_in(address, bytes, Range::is_usable)
+    }
+    /// Whether work that was submitted before may access these bytes: memory of a pool that was freed meanwhile counts.
+    pub fn covers_in_flight(&self, address: u64, bytes: u64) -> bool {
+        let usable = |r: &Range| r.is_usable() || matches!(r.kind, Kind::Freed);
+        self.all_in(address, bytes, usable)
+    }
+    fn all_in(&self, address: u64, bytes: u64, usable: impl Fn(&Range) -> bool) -> bool {
         let map = self.map.read();
         let Some(end) = address.checked_add(bytes) else {
             return false;
@@ -175,7 +183,7 @@ impl Ranges {
         let mut at = address;
         while at < end {
             match map.range(..=at).next_back() {
-                Some((_, r)) if at < r.end() && r.is_usable() => at = r.end(),
+                Some((_, r)) if at < r.end() && usable(r) => at = r.end(),
                 _ => return false,
             }
         }

@@ -9,7 +9,7 @@ use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
 
 use crate::api::{In, Out, R, api, api_streams};
-use crate::context::Context;
+use crate::context::{Context, live};
 use crate::driver::{device, driver, new_handle};
 use crate::memory::{self, Kind};
 use crate::node_memory;
@@ -188,6 +188,12 @@ fn allocate(
     out.set(start)
 }
 
+/// Waits for the work in front of frees: memory that a pool gives back is not mapped any more.
+fn drain() -> R<()> {
+    live()?.wait_idle();
+    Ok(())
+}
+
 /// Frees memory of a pool: work queued before still finds it.
 pub fn free(address: u64, stream: u64) -> R<()> {
     if let Some(node) = node_memory::find(address)? {
@@ -195,6 +201,10 @@ pub fn free(address: u64, stream: u64) -> R<()> {
     }
     let range = memory::retire(address)?;
     if let Kind::Pooled(pool) = range.kind {
+        // The pool may end with its last allocation.
+        if find(CUmemoryPool(pool.handle)).is_err() {
+            drain()?;
+        }
         pool.count(CU_MEMPOOL_ATTR_USED_MEM_CURRENT, -(range.bytes as i64));
         let room = range.bytes.next_multiple_of(GRAIN);
         pool.keep(address, room, stream);
@@ -254,6 +264,7 @@ api! { TABLE;
         if find(pool)?.is_default {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        drain()?;
         let pool = driver()?.pools.remove(pool.0)?;
         let mut current = device(pool.device)?.pools.current.lock();
         if current.as_ref().is_some_and(|c| c.handle == pool.handle) {
@@ -298,7 +309,9 @@ api! { TABLE;
         flags.set(CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
     }
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
-        find(pool)?.trim(keep as u64);
+        let pool = find(pool)?;
+        drain()?;
+        pool.trim(keep as u64);
         Ok(())
     }
 }

@@ -597,13 +597,17 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
         waited::done(session, seen);
         return session.async_error();
     }
-    let busy: Vec<StreamRef> = match only {
+    let streams = match only {
         Some(context) => of_context(context),
         None => all(),
-    }
-    .into_iter()
-    .filter(|stream| stream.is_busy())
-    .collect();
+    };
+    // A legacy stream is complete with the streams that it is ordered against.
+    let legacy = streams.iter().filter(|stream| stream.is_legacy());
+    let legacy: Vec<(StreamRef, u64)> = legacy.map(|stream| (*stream, stream.position())).collect();
+    let busy: Vec<StreamRef> = streams
+        .into_iter()
+        .filter(|stream| stream.is_busy())
+        .collect();
     if let [stream] = busy[..]
         && stream.handle() != 0
     {
@@ -634,6 +638,9 @@ pub fn quiesce(session: &Session, only: Option<&Context>) -> Status {
     }
     for (slot, value) in session.retiring_slots() {
         wait::wait(session, slot, value, policy)?;
+    }
+    for (stream, position) in legacy {
+        stream.joined.reached.fetch_max(position, Ordering::AcqRel);
     }
     if only.is_none() {
         session.quiet.fetch_max(now, Ordering::AcqRel);

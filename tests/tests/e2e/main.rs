@@ -55,3 +55,4 @@ mod transcript;
 mod user_memory;
 mod users;
 mod users_apart;
+mod wander;

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::ffi::c_void;
 
 use mpsshim_api::cuda::*;
-use mpsshim_proto::arena;
 use mpsshim_proto::message::{Op, PointerQuery, Value};
 
 use parking_lot::Mutex;
@@ -230,8 +229,9 @@ pub unsafe extern "C" fn get_attribute(
         if let Some(known) = find(address) {
             return store(out, value_of(&known, attribute)?);
         }
-        // Addresses that can only be device memory of a module are known to the server.
-        if address < 1 << 47 && !arena::is_device(address) {
+        // Memory of a module is known to the server. An address of the arena that is in no block was freed: the server, which has
+        // granted it, would take it for memory still.
+        if address < 1 << 47 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let ask = |attribute| {
