@@ -18,6 +18,7 @@ use mpsshim_proto::wire;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::io;
 use std::mem::offset_of;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -139,6 +140,16 @@ impl Record {
 
     fn len(&self) -> usize {
         RECORD + self.bytes.len().next_multiple_of(8)
+    }
+}
+
+/// One line: kind, operation, key, and the bytes in hexadecimal digits.
+impl fmt::Display for Record {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{:?} {} {} ", self.kind, self.op, self.key)?;
+        self.bytes
+            .iter()
+            .try_for_each(|byte| write!(to, "{byte:02x}"))
     }
 }
 

@@ -344,6 +344,7 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
     let mut client = None;
     if parts.description.is_readable() {
         for record in parts.description.records() {
+            tracing::trace!("record {record}");
             match record.kind {
                 Kind::Client => client = record.state::<Client>(),
                 _ => records.push(record),
@@ -517,3 +518,72 @@ macro_rules! make_by_kind {
 }
 
 for_each_kind!(make_by_kind);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::lasting::Lasting;
+    use std::collections::BTreeSet;
+
+    /// A record of each kind, as a server has written it: lines of [`Record`]'s `Display`. `MPSSHIM_LOG` with
+    /// `mpsshim_server::engine::scheduling::adopt=trace` in the daemon's environment writes those that a server restores to server.log.
+    const RECORDED: &str = include_str!("recorded.txt");
+
+    fn record(line: &str) -> Record {
+        let fields: Vec<&str> = line.split(' ').collect();
+        let [kind, op, key, bytes] = fields[..] else {
+            panic!("{line}");
+        };
+        let kinds = (0..=u16::from(u8::MAX)).filter_map(Kind::of);
+        let mut named = kinds.filter(|one| format!("{one:?}") == kind);
+        let digits = bytes.as_bytes().as_chunks::<2>().0.iter();
+        let byte = |pair: &[u8; 2]| {
+            u8::from_str_radix(str::from_utf8(pair)?, 16).map_err(anyhow::Error::from)
+        };
+        Record {
+            kind: named.next().expect(kind),
+            op: op.parse().expect(op),
+            key: key.parse().expect(key),
+            bytes: digits.map(|pair| byte(pair).expect(bytes)).collect(),
+        }
+    }
+
+    fn reads<K: Lasting>(record: &Record) {
+        let state: K::State = record.state().unwrap_or_else(|| {
+            panic!("{record}: cannot be read. A change of the encoding needs another version in kinds.rs, and another record here")
+        });
+        let again = Record::of(record.kind, record.op, record.key, &state);
+        assert_eq!(
+            again.bytes, record.bytes,
+            "{record}: has changed its encoding; it needs another version"
+        );
+    }
+
+    macro_rules! read_by_kind {
+        ($($(#[$doc:meta])* $name:ident = $number:literal: $version:literal, $stage:ident, $end:ident $(($of:ident))?;)*) => {
+            const KINDS: &[Kind] = &[$(Kind::$name),*];
+
+            fn read(record: &Record) {
+                match record.kind {
+                    $(Kind::$name => reads::<kinds::$name>(record),)*
+                    Kind::Ends | Kind::Gone => panic!("{record}: has no state"),
+                }
+            }
+        };
+    }
+
+    for_each_kind!(read_by_kind);
+
+    /// A server of the next release reads what this one writes.
+    #[test]
+    fn recorded_sessions_are_read() {
+        let records: Vec<Record> = RECORDED.lines().map(record).collect();
+        records.iter().for_each(read);
+        let found: BTreeSet<u16> = records.iter().map(|one| one.kind as u16).collect();
+        let missing: Vec<&Kind> = KINDS
+            .iter()
+            .filter(|kind| !found.contains(&(**kind as u16)))
+            .collect();
+        assert!(missing.is_empty(), "no record of {missing:?}");
+    }
+}

@@ -52,7 +52,7 @@ pub const GOES_ON_ELSEWHERE: &str = "it goes on in the next server";
 /// client it serves.
 const NICE: i32 = -10;
 /// Interval at which the context is probed for faults while work is in flight and no message arrives.
-const PROBE: Duration = Duration::from_millis(1);
+pub const PROBE: Duration = Duration::from_millis(1);
 
 /// Interval at which the synchronizing sessions are counted.
 const COUNT: Duration = Duration::from_millis(1);

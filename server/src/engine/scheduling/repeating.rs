@@ -4,7 +4,7 @@
 use crate::engine::base::assertions;
 use crate::engine::base::journal::Entry;
 use crate::engine::objects::streams::Stream;
-use crate::engine::scheduling::dispatch::{self, Step, step};
+use crate::engine::scheduling::dispatch::{self, PROBE, Step, step};
 use crate::engine::session::Session;
 use crate::engine::session::repeating::without_marks;
 use crate::engine::threads::shared::Shared;
@@ -126,6 +126,7 @@ fn work(shared: &Shared, session: &mut Session, until: Instant) -> Result<(), St
     let attempts = session.shared.description.journal().attempts();
     let alone = ALONE * 4u32.pow(attempts.saturating_sub(1).min(2));
     let until = until.min(Instant::now() + alone);
+    let mut probed = Instant::now();
     while Instant::now() < until && !shared.gpu.is_lost() && !session.flow.wants_moment {
         if session.inbox.held.any() && session.may_work(&shared.gpu) {
             session.replay(shared)?;
@@ -154,6 +155,11 @@ fn work(shared: &Shared, session: &mut Session, until: Instant) -> Result<(), St
                 }
                 break;
             }
+        }
+        // No query of a stream tells of a fault while further commands wait for room.
+        if probed.elapsed() >= PROBE {
+            probed = Instant::now();
+            shared.gpu.probe();
         }
         std::thread::sleep(PAUSE);
     }

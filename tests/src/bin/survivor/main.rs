@@ -4,7 +4,8 @@
 //! - `round`: looks whether everything holds what it held after the last round, then changes it; `ok N MS` with the number of
 //!   rounds and the milliseconds that this one took;
 //! - `launch MS`: launches a kernel that takes some milliseconds and does not wait; `launched`;
-//! - `stray`: launches a kernel that writes where nothing is, and waits; the status;
+//! - `stray`: launches a kernel that writes where nothing is, and waits; the status. `stray N`: among N kernels of
+//!   some milliseconds each before it, and as many behind it;
 //! - `assert LIMIT`: launches a kernel of one block in which threads from this number on fail an assertion, and waits; the
 //!   status;
 //! - `endless`: launches a kernel of the same image that does not end; `launched`;
@@ -545,8 +546,16 @@ fn run() -> Status<bool> {
                 say("launched");
             }
             "stray" => {
+                // Refused once the fault is known.
+                let others = || {
+                    for _ in 0..argument {
+                        let _ = launch(state.fill, state.streams[0], (state.computed, 1, 2_000));
+                    }
+                };
+                others();
                 // Its first parameter is the address.
                 launch(state.stray, state.streams[0], (0x10, 0, 0))?;
+                others();
                 let status = cu!(cuStreamSynchronize, state.streams[0]);
                 say(&format!("{status}"));
             }
