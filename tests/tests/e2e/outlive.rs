@@ -331,6 +331,22 @@ fn graphs_go_on_as_they_were() {
 }
 
 #[test]
+fn a_graph_with_a_kernel_of_an_unloaded_image_binds_until_it_is_destroyed() {
+    let place = daemon();
+    let mut survivor = Survivor::start(&place);
+    assert_eq!(survivor.ask("unload"), "unload");
+    wait_until("the client is bound by graphs", || {
+        let list = place.control(&["--format=json", "ps"]).out;
+        list.contains("\"bound_by\":\"graphs\"")
+    });
+    assert_eq!(survivor.ask("destroy"), "destroyed, 1 left");
+    wait_until_portable(&place, 1);
+    kill_server(&place);
+    survivor.round();
+    survivor.end();
+}
+
+#[test]
 fn graphs_with_conditional_nodes_go_on_as_they_were() {
     go_on_as_they_were("loop", "looped");
 }

@@ -212,6 +212,8 @@ pub struct SavedExec {
     pub changed: BTreeMap<u32, Vec<u8>>,
     /// Disabled nodes.
     pub disabled: BTreeSet<u32>,
+    /// Contents of another graph that it was updated from, before these changes.
+    pub updated: Option<Template>,
 }
 
 /// The origin of an instance.

@@ -116,11 +116,12 @@ pub fn graph_destroy(session: &mut Session, shared: &Shared, body: Object) -> Re
     }
     shared.gpu.driver.graph.destroy(raw)?;
     session.objects.graphs.forget_graph(body.object);
+    session.objects.graphs.note_destroyed();
     drop_kept(session, shared);
     Ok(Vec::new())
 }
 
-/// Releases the images and events that were kept for graphs, once no graph is left.
+/// Releases the images and events that were kept for graphs, once no graph can refer to them.
 fn drop_kept(session: &mut Session, shared: &Shared) {
     let (images, events) = session.objects.graphs.take_kept();
     for image in images {

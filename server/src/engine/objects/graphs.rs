@@ -214,7 +214,7 @@ pub struct Read {
 /// The known content of a graph instance.
 #[derive(Clone, Debug)]
 pub struct Origin {
-    /// Content of the source graph at the time of instantiation or of the last update.
+    /// Content of the source graph at the time of instantiation or of the last update from it.
     pub read: Arc<Read>,
     /// Handle of the source graph; 0 if it was destroyed.
     pub graph: u64,
@@ -223,6 +223,26 @@ pub struct Origin {
     pub changed: BTreeMap<u32, Vec<u8>>,
     /// Nodes that are disabled in the instance.
     pub disabled: BTreeSet<u32>,
+    /// Content of another graph that the instance was updated from, before these changes. Handles of nodes are still those of
+    /// the source graph.
+    pub updated: Option<Template>,
+}
+
+impl Origin {
+    /// The content after an update from the graph of `now`; `None` if that is not known.
+    fn updated_from(self, now: Origin) -> Option<Origin> {
+        if self.graph == 0 || self.graph == now.graph {
+            let graph = self.graph;
+            return Some(Origin { graph, ..now });
+        }
+        let is_conditional = self.read.template.is_conditional();
+        (!is_conditional).then(|| Origin {
+            read: self.read,
+            graph: self.graph,
+            updated: Some(now.read.template.clone()),
+            ..now
+        })
+    }
 }
 
 /// A graph node with a handle.
@@ -448,8 +468,6 @@ impl Graphs {
             Some("they call the client")
         } else if !self.memory.is_empty() {
             Some("they allocate memory")
-        } else if !self.images.is_empty() || !self.events.is_empty() {
-            Some("they refer to what the client has destroyed")
         } else {
             None
         }
@@ -489,20 +507,12 @@ impl Graphs {
         self.note_stale();
     }
 
-    /// Records that an instance was updated from a graph.
+    /// Records that an instance was updated from a graph whose content is `now`; `None` if that content is unknown.
     pub fn update_origin(&mut self, exec: u64, now: Option<Origin>) {
-        let source = self.execs.get(exec).ok();
-        let source = source
-            .and_then(|exec| exec.origin.as_ref())
-            .map(|origin| origin.graph);
-        // Node handles of the instance still belong to the graph it was instantiated from, if that graph exists.
-        let same = |now: &Origin| source == Some(0) || source == Some(now.graph);
-        let now = now.filter(same).map(|now| Origin {
-            graph: if source == Some(0) { 0 } else { now.graph },
-            ..now
-        });
         if let Ok(exec) = self.execs.get_mut(exec) {
-            (exec.origin, exec.written) = (now, false);
+            let both = exec.origin.take().zip(now);
+            exec.origin = both.and_then(|(before, now)| before.updated_from(now));
+            exec.written = false;
         }
         self.note_stale();
     }
@@ -957,6 +967,7 @@ impl Graphs {
     pub fn keep_image(&mut self, handle: u64, image: Image) -> Option<Image> {
         if self.referred.remove(&handle) && self.any() {
             self.images.push(image);
+            self.read_again();
             return None;
         }
         Some(image)
@@ -969,6 +980,7 @@ impl Graphs {
     pub fn keep_event(&mut self, handle: u64, event: Event) -> Result<(), Event> {
         if self.referred.remove(&handle) && self.any() {
             self.events.push(event);
+            self.read_again();
             return Ok(());
         }
         Err(event)
@@ -979,15 +991,40 @@ impl Graphs {
         self.referred.insert(handle);
     }
 
-    /// Returns the images and events that were kept for graphs, once no graph is left.
-    pub fn take_kept(&mut self) -> (Vec<Image>, Vec<Event>) {
-        if (self.images.is_empty() && self.events.is_empty()) || self.any() {
-            return (Vec::new(), Vec::new());
+    /// Marks all graphs and instances as unsaved: they may refer to an object that the client has just destroyed.
+    fn read_again(&mut self) {
+        for graph in self.graphs.iter_mut() {
+            (graph.read, graph.written) = (None, false);
         }
-        (
-            std::mem::take(&mut self.images),
-            std::mem::take(&mut self.events),
-        )
+        for exec in self.execs.iter_mut() {
+            exec.written = false;
+        }
+        self.note_stale();
+    }
+
+    /// Whether images or events are kept that the client has destroyed.
+    pub fn keeps_destroyed(&self) -> bool {
+        !self.images.is_empty() || !self.events.is_empty()
+    }
+
+    /// Returns the images and events that were kept for graphs if no graph can refer to them: there is none, or all have been
+    /// saved, which fails for those with a destroyed object.
+    pub fn take_kept(&mut self) -> (Vec<Image>, Vec<Event>) {
+        let is_saved = self.saved == Saved::All && self.captures.is_empty();
+        match is_saved || !self.any() {
+            true => (
+                std::mem::take(&mut self.images),
+                std::mem::take(&mut self.events),
+            ),
+            false => (Vec::new(), Vec::new()),
+        }
+    }
+
+    /// Records that a graph or an instance has been destroyed. The others may be savable without it.
+    pub fn note_destroyed(&mut self) {
+        if self.saved == Saved::Refused {
+            self.saved = Saved::Stale;
+        }
     }
 
     /// Destroys all graphs and instances; the session's streams must be idle. Returns the images and events kept for

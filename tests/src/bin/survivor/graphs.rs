@@ -58,6 +58,56 @@ pub fn bound() -> Status {
     .ok()
 }
 
+/// A graph with a kernel of an image that is unloaded, beside a graph without one.
+pub struct Unloaded {
+    graph: CUgraph,
+    other: CUgraph,
+}
+
+impl Unloaded {
+    /// `load` loads an image: a module, and a kernel of it.
+    pub fn new(load: impl FnOnce() -> Status<(CUmodule, CUfunction)>) -> Status<Unloaded> {
+        let (module, function) = load()?;
+        let (graph, other, none) = (create()?, create()?, null::<CUgraphNode>());
+        let mut node = CUgraphNode::NULL;
+        let mut params = Params {
+            out: memory(WORDS * 4)?,
+            seed: 1,
+            rounds: 1,
+        };
+        params.with(function, |params| {
+            let params = std::ptr::from_ref(params);
+            cu!(
+                cuGraphAddKernelNode_v2,
+                &mut node,
+                graph,
+                none,
+                0usize,
+                params
+            )
+            .ok()
+        })?;
+        cu!(cuGraphAddEmptyNode, &mut node, other, none, 0usize).ok()?;
+        cu!(cuGraphExecDestroy, instantiate(graph)?).ok()?;
+        cu!(cuModuleUnload, module).ok()?;
+        Ok(Unloaded { graph, other })
+    }
+
+    /// Destroys the graph with the kernel. The other one stays.
+    pub fn destroy(&self) -> Status<usize> {
+        cu!(cuGraphDestroy, self.graph).ok()?;
+        let mut count = 0;
+        cu!(
+            cuGraphGetNodes,
+            self.other,
+            null_mut::<CUgraphNode>(),
+            &mut count
+        )
+        .ok()?;
+        Ok(count)
+    }
+}
+
 /// What it has, and what that does.
 pub struct Graphs {
     fill: CUfunction,
@@ -74,6 +124,8 @@ pub struct Graphs {
     nodes: [CUgraphNode; 3],
     exec: CUgraphExec,
     seed: u32,
+    /// Of the instance, in the graph inside.
+    inner_seed: u32,
     fills: bool,
     round: u32,
 }
@@ -84,6 +136,7 @@ fn filled(at: usize, rounds: u32, seed: u32) -> u32 {
 }
 
 const FILL: u32 = 0x1234_5678;
+const INNER_SEED: u32 = 9;
 
 impl Graphs {
     pub fn new(fill: CUfunction) -> Status<Graphs> {
@@ -113,13 +166,14 @@ impl Graphs {
             nodes: [CUgraphNode::NULL; 3],
             exec: CUgraphExec::NULL,
             seed: 5,
+            inner_seed: INNER_SEED,
             fills: true,
             round: 0,
         };
         let captured = graphs.capture()?;
         graphs.captured = instantiate(captured)?;
         cu!(cuGraphDestroy, captured).ok()?;
-        graphs.add_nodes()?;
+        graphs.nodes = graphs.add_nodes(graphs.graph)?;
         graphs.exec = instantiate(graphs.graph)?;
         Ok(graphs)
     }
@@ -146,8 +200,9 @@ impl Graphs {
         Ok(graph)
     }
 
-    fn add_nodes(&mut self) -> Status {
-        let (graph, function, context) = (self.graph, self.fill, self.context);
+    /// Adds a kernel, a memset behind it, and a graph with a kernel to a graph.
+    fn add_nodes(&self, graph: CUgraph) -> Status<[CUgraphNode; 3]> {
+        let (function, context) = (self.fill, self.context);
         let none = null::<CUgraphNode>();
         let kernel = |graph: CUgraph, mut params: Params| -> Status<CUgraphNode> {
             let mut node = CUgraphNode::NULL;
@@ -197,7 +252,7 @@ impl Graphs {
             inner,
             Params {
                 out: self.outs[4],
-                seed: 9,
+                seed: self.inner_seed,
                 rounds: 7,
             },
         )?;
@@ -212,8 +267,17 @@ impl Graphs {
         )
         .ok()?;
         cu!(cuGraphDestroy, inner).ok()?;
-        self.nodes = [first, second, third];
-        Ok(())
+        Ok([first, second, third])
+    }
+
+    /// Updates the instance by another graph than its own.
+    fn update(&mut self) -> Status {
+        (self.inner_seed, self.fills) = (self.round + 20, true);
+        let other = create()?;
+        self.add_nodes(other)?;
+        let mut info = CUgraphExecUpdateResultInfo::default();
+        cu!(cuGraphExecUpdate_v2, self.exec, other, &mut info).ok()?;
+        cu!(cuGraphDestroy, other).ok()
     }
 
     /// Clears what the graphs write, launches an instance and waits.
@@ -251,7 +315,8 @@ impl Graphs {
             true => FILL,
             false => filled(at, 5, seed),
         })?;
-        Ok(captured && built && self.holds(4, |at| filled(at, 7, 9))?)
+        let inner_seed = self.inner_seed;
+        Ok(captured && built && self.holds(4, |at| filled(at, 7, inner_seed))?)
     }
 
     /// Whether the graph has the nodes that it was given, and they do what they should.
@@ -300,8 +365,13 @@ impl Graphs {
             params.with(self.fill, graph_too)?;
             cu!(cuGraphExecDestroy, exec).ok()?;
             self.exec = instantiate(self.graph)?;
-            self.fills = true;
+            (self.inner_seed, self.fills) = (INNER_SEED, true);
+        } else if self.round % 5 == 4 {
+            self.update()?;
         } else {
+            if self.round % 5 == 2 {
+                self.update()?;
+            }
             let of_exec = |params: &CUDA_KERNEL_NODE_PARAMS| {
                 cu!(
                     cuGraphExecKernelNodeSetParams_v2,

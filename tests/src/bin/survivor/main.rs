@@ -14,6 +14,8 @@
 //! - `time`: records events with times; again: looks whether they say what they said, and how long ago that was; `time`;
 //! - `limit`: raises the limit of the stack; `limit`;
 //! - `graph`: begins to capture a graph; `graph`;
+//! - `unload`: unloads an image of which a graph has a kernel; `unload`; `destroy`: destroys that graph; `destroyed, 1 left`, the
+//!   number of nodes in another one;
 //! - `replay`: launches instances of graphs, looks whether they do what they should, and changes them; `replayed N` with the
 //!   number of times;
 //! - `loop`: the same with graphs that have conditional nodes; `looped N`;
@@ -53,7 +55,7 @@ mod sparse;
 mod steps;
 
 use constants::Constants;
-use graphs::Graphs;
+use graphs::{Graphs, Unloaded};
 use infer::Infer;
 use loops::Loops;
 use mpsshim_api::cuda::*;
@@ -517,6 +519,7 @@ fn run() -> Status<bool> {
     let mut state = State::new()?;
     let mut sparse: Option<Sparse> = None;
     let mut timed: Option<Timer> = None;
+    let mut unloaded: Option<Unloaded> = None;
     let mut counter: Option<Counter> = None;
     let mut constants: Option<Constants> = None;
     let mut graphs: Option<Graphs> = None;
@@ -600,6 +603,17 @@ fn run() -> Status<bool> {
             "graph" => {
                 graphs::bound()?;
                 say("graph");
+            }
+            "unload" => {
+                let own = own_text();
+                let load_own = || load(own.to_str().expect("a text"));
+                let of_unloaded = || load_own().map(|(module, fill, _)| (module, fill));
+                unloaded = Some(Unloaded::new(of_unloaded)?);
+                say("unload");
+            }
+            "destroy" => {
+                let one = unloaded.as_ref().expect("a graph");
+                say(&format!("destroyed, {} left", one.destroy()?));
             }
             "replay" => {
                 let mut own = match graphs.take() {

@@ -222,6 +222,7 @@ pub fn graph_exec_destroy(session: &mut Session, shared: &Shared, body: Object) 
         session.objects.graphs.let_go(exec.parts);
     }
     session.objects.graphs.forget_bytes(body.object);
+    session.objects.graphs.note_destroyed();
     session.objects.graphs.memory.ended(body.object);
     session.objects.graphs.discharge();
     drop_kept(session, shared);

@@ -15,6 +15,7 @@ use crate::engine::base::kinds::Kind;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::capture::all_nodes;
 use crate::engine::calls::graph::described::Described;
+use crate::engine::calls::graph::drop_kept;
 use crate::engine::calls::graph::exec::flags_in_level;
 use crate::engine::calls::graph::node::{
     bodies_of, describe_conditional, describe_node, note_described, part_current,
@@ -373,7 +374,49 @@ fn can_be_made_again(session: &mut Session, shared: &Shared, node: &Node) -> Res
         }
     }
     let described = describe_template_node(session, shared, node);
-    described.map(drop).map_err(|_| "it refers to what is gone")
+    let described = described.map_err(|_| "it refers to what is gone")?;
+    // An image with the same content may have taken the place of the one with which the node was added.
+    if let Some(handle) = described.refers {
+        session.objects.graphs.refer_to(handle);
+    }
+    Ok(())
+}
+
+/// Checks that another server would accept all nodes of an instance, after objects have been destroyed.
+fn can_all_be_made_again(
+    session: &mut Session,
+    shared: &Shared,
+    origin: &Origin,
+) -> Result<(), Unsaved> {
+    for template in std::iter::once(&origin.read.template).chain(&origin.updated) {
+        check_template(session, shared, template)?;
+    }
+    let nodes = origin.read.template.all_nodes();
+    for (place, does) in &origin.changed {
+        let before = nodes.get(*place as usize).copied().cloned();
+        let does = does.clone();
+        let node = before.map(|before| Node { does, ..before });
+        can_be_made_again(session, shared, &node.ok_or("it has no such node")?)?;
+    }
+    Ok(())
+}
+
+fn check_template(
+    session: &mut Session,
+    shared: &Shared,
+    template: &Template,
+) -> Result<(), Unsaved> {
+    for node in &template.nodes {
+        match node.kind {
+            CU_GRAPH_NODE_TYPE_GRAPH | CU_GRAPH_NODE_TYPE_CONDITIONAL => {
+                for inside in node.inside.as_deref().into_iter().chain(&node.bodies) {
+                    check_template(session, shared, inside)?;
+                }
+            }
+            _ => can_be_made_again(session, shared, node)?,
+        }
+    }
+    Ok(())
 }
 
 /// Notes the variables whose addresses a node contains, because a launch may write them, and replaces the addresses
@@ -449,6 +492,7 @@ pub fn origin(session: &mut Session, shared: &Shared, graph: u64) -> Option<Orig
             graph,
             changed: BTreeMap::new(),
             disabled: BTreeSet::new(),
+            updated: None,
         }),
         Err(why) => {
             tracing::debug!(why, "a graph cannot be made again elsewhere");
@@ -505,6 +549,7 @@ pub fn note_exec_node(
 pub fn save_graphs(session: &mut Session, shared: &Shared) {
     let outcome = write_graphs(session, shared);
     session.objects.graphs.note_saved(outcome.is_ok());
+    drop_kept(session, shared);
     let number = session.shared.info.session;
     match outcome {
         Ok(bytes) => tracing::debug!(session = number, bytes, "graphs: saved"),
@@ -589,14 +634,21 @@ fn write_graphs(session: &mut Session, shared: &Shared) -> Result<usize, Unsaved
         if exec.written {
             continue;
         }
+        let origin = origin.clone();
+        let (device, flags, parts, prints) =
+            (exec.device.into(), exec.flags, exec.parts, exec.prints);
+        if session.objects.graphs.keeps_destroyed() {
+            can_all_be_made_again(session, shared, &origin)?;
+        }
         let saved = SavedExec {
-            device: exec.device.into(),
-            flags: exec.flags,
-            parts: exec.parts,
-            prints: exec.prints,
+            device,
+            flags,
+            parts,
+            prints,
             from,
-            changed: origin.changed.clone(),
-            disabled: origin.disabled.clone(),
+            changed: origin.changed,
+            disabled: origin.disabled,
+            updated: origin.updated,
         };
         written += append_saved::<GraphExec>(session, handle, &saved)?;
         if let Ok(exec) = session.objects.graphs.execs.get_mut(handle) {
@@ -755,12 +807,14 @@ fn restore_exec(
         graph,
         changed: saved.changed,
         disabled: saved.disabled,
+        updated: saved.updated,
     };
     let mut made = CUgraphExec::NULL;
     let flags = flags_in_level(session, saved.flags, device) & !CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
     let instantiated = driver
         .instantiate(&mut made, raw, flags)
         .map_err(CallError::from)
+        .and_then(|()| update_exec(session, shared, (made, saved.device), &origin))
         .and_then(|()| change_exec(session, shared, made, &origin));
     let fill = super::exec::fill_of(shared, raw, device);
     if graph == 0 {
@@ -786,6 +840,24 @@ fn restore_exec(
         .graphs
         .note_bytes(record.key, record.bytes.len());
     Ok(())
+}
+
+/// Repeats an instance's update from another graph, if there was one.
+fn update_exec(
+    session: &mut Session,
+    shared: &Shared,
+    (exec, device): (CUgraphExec, u32),
+    origin: &Origin,
+) -> Result<(), CallError> {
+    let Some(template) = &origin.updated else {
+        return Ok(());
+    };
+    let driver = &shared.gpu.driver.graph;
+    let graph = build(session, shared, template, device)?.raw;
+    let mut info = CUgraphExecUpdateResultInfo::default();
+    let updated = driver.exec_update(exec, graph, &mut info);
+    let _ = driver.destroy(graph);
+    Ok(updated?)
 }
 
 /// Applies the recorded changes of an instance to its replacement.
