@@ -279,6 +279,27 @@ fn sessions_that_part_again_and_again_keep_all_they_have() {
 }
 
 #[test]
+fn both_servers_have_the_images_of_their_clients_after_a_parting() {
+    let place = daemon();
+    let [mut idle, mut bound] = [(); 2].map(|()| Survivor::start(&place));
+    assert_eq!(bound.ask("graph"), "graph");
+    for survivor in [&mut idle, &mut bound] {
+        assert_eq!(survivor.ask("library"), "library");
+    }
+    let (_, stay) = restart_or_stay(&place, &[]).expect("a restart");
+    assert!(stay.is_some_and(|stay| stay.contains("is bound by graphs")));
+    // The driver gets the content that each server has.
+    for survivor in [&mut idle, &mut bound] {
+        assert_eq!(survivor.ask("module"), "module");
+    }
+    kill_server(&place);
+    for mut survivor in [idle, bound] {
+        survivor.round();
+        survivor.end();
+    }
+}
+
+#[test]
 fn with_force_clients_that_cannot_go_on_are_ended() {
     let place = daemon();
     let [mut idle, mut bound] = [(); 2].map(|()| Survivor::start(&place));

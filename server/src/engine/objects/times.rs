@@ -14,6 +14,7 @@ use crate::engine::objects::events::Event;
 use mpsshim_api::cuda::*;
 use mpsshim_model::bonds::Bonds;
 use nix::time::{ClockId, clock_gettime};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// Longest wait for an event recorded on an idle stream, which another session's kernel may delay. The session's
@@ -21,7 +22,7 @@ use std::time::Duration;
 const PATIENCE: Nanoseconds = 500_000;
 /// Longest wait while a session is restored. Without the record the session would be lost, so this is as patient as a
 /// program.
-pub const PATIENCE_AGAIN: Nanoseconds = 30_000_000_000;
+const PATIENCE_AGAIN: Nanoseconds = 30_000_000_000;
 /// A record that took no longer than this is accurate enough: a pause noticeable to the program is a thousand times as
 /// long.
 const CLOSE: Nanoseconds = 100_000;
@@ -73,6 +74,8 @@ pub struct Times {
     stale: usize,
     /// Whether saving has failed.
     refused: bool,
+    /// While the session is restored, by device, the event that was recorded again last, and when.
+    again: BTreeMap<Ordinal, (CUevent, Nanoseconds)>,
 }
 
 impl Times {
@@ -85,6 +88,11 @@ impl Times {
     #[inline]
     pub fn are_stale(&self) -> bool {
         self.stale > 0 && !self.refused
+    }
+
+    /// The session is restored.
+    pub fn restored(&mut self) {
+        self.again.clear();
     }
 
     /// Records that an event was destroyed.

@@ -310,6 +310,7 @@ fn finish(shared: &Arc<Shared>, begun: Begun, spent: &mut Spent) -> Result<Resto
         watched.map_err(|error| format!("its connection cannot be watched: {error}"))
     });
     session.objects.graphs.restored();
+    session.lasting.times.restored();
     // If this server ends before it has executed them, the next one has to.
     let journal = session.shared.description.journal();
     journal.set_owed(commands.is_some());

@@ -28,6 +28,7 @@
 //! - `constant`: looks whether variables of an image without code hold what they held after the last time, then has kernels of
 //!   another image count in them, and looks what the driver says of their addresses; `constants N` with the number of times. `constant 1`:
 //!   only launches such a kernel; `launched`. `constant 2`: uses a variable of 8 MiB; where it is;
+//! - `library`, `module`: loads a text of its own as a library or a module, and looks up its kernels; `library`, `module`;
 //! - `link`: leaves the address of a variable in another one; `linked`;
 //! - `share`: offers a block of device memory to other processes; `shared`;
 //! - `infer MS`: serves requests for some milliseconds and looks at their results; always has kernels in flight;
@@ -140,6 +141,31 @@ fn submit(
         null_mut::<*mut c_void>()
     )
     .ok()
+}
+
+/// A text of this process's own.
+fn own_text() -> CString {
+    CString::new(format!("{PTX}\n// {}\n", std::process::id())).expect("no NUL")
+}
+
+/// Loads [`own_text`] as a library, and looks up a kernel.
+fn load_library() -> Status {
+    let (image, mut library) = (own_text(), CUlibrary::NULL);
+    let none = null_mut::<c_void>();
+    cu!(
+        cuLibraryLoadData,
+        &mut library,
+        image.as_ptr(),
+        none,
+        none,
+        0u32,
+        none,
+        none,
+        0u32
+    )
+    .ok()?;
+    let mut kernel = CUkernel::NULL;
+    cu!(cuLibraryGetKernel, &mut kernel, library, c"fill".as_ptr()).ok()
 }
 
 /// A kernel of the image whose kernels may fail assertions, which is loaded once.
@@ -713,6 +739,14 @@ fn run() -> Status<bool> {
                     say(&format!("constants {round}"));
                 }
                 constants = Some(own);
+            }
+            "library" => {
+                load_library()?;
+                say("library");
+            }
+            "module" => {
+                load(own_text().to_str().expect("a text"))?;
+                say("module");
             }
             "link" => {
                 let linked = Counter::new(state.streams[1], 4)?;

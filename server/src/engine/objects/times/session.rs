@@ -1,6 +1,6 @@
 //! Saving and restoring the times of a session's events.
 
-use super::{EXACT, Nanoseconds, now, times_of, times_since};
+use super::{EXACT, Nanoseconds, PATIENCE_AGAIN, now, times_of, times_since};
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
 use crate::engine::base::ordinal::Ordinal;
@@ -114,6 +114,37 @@ fn try_save_times(session: &mut Session, gpu: &Gpu) -> Result<(), CUresult> {
     Ok(())
 }
 
+/// Records an event again that an earlier server had recorded at this time. Intervals between the new records are those of the
+/// driver: if each had its time from the clock, the interval between such an event and one of this server would differ in the
+/// next one.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_HANDLE` for an unknown event; those of [`Gpu::record_timed`].
+pub fn record_again(
+    session: &mut Session,
+    gpu: &Gpu,
+    handle: u64,
+    original: Nanoseconds,
+) -> Result<(), CUresult> {
+    let event = session.objects.events.get(handle)?;
+    let (device, raw) = (event.device, event.raw);
+    let by_clock = gpu.record_timed(device, raw, PATIENCE_AGAIN)?;
+    let references = &mut session.lasting.times.again;
+    let recent = references.get(&device).filter(|(_, at)| now() - at < EXACT);
+    let by_driver = match recent {
+        Some(reference) => times_since(gpu, *reference, &[(handle, raw)])?,
+        None => Vec::new(),
+    };
+    let by_driver = by_driver.first().and_then(|(_, at)| *at);
+    let at = by_driver.unwrap_or(by_clock);
+    references.insert(device, (raw, at));
+    let event = session.objects.events.get_mut(handle)?;
+    event.recorded = true;
+    event.time.record = Some(at);
+    event.time.original = Some(original);
+    Ok(())
+}
+
 /// The most recently saved event of the device, if it is recent enough; intervals between saved events then match
 /// the driver's.
 fn reference(session: &Session, device: Ordinal) -> Option<(CUevent, Nanoseconds)> {
@@ -125,4 +156,34 @@ fn reference(session: &Session, device: Ordinal) -> Option<(CUevent, Nanoseconds
     let known = known.filter_map(|event| Some((event.raw, event.time.record?)));
     let last = known.max_by_key(|(_, at)| *at);
     last.filter(|(_, at)| now() - at < EXACT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{Fixture, Function};
+
+    /// Each event was recorded 5 ms after the one that was created before it.
+    extern "C" fn by_creation(ms: &mut f32, start: u64, end: u64) -> CUresult {
+        *ms = 5.0 * ((end as i64 - start as i64) / 0x10) as f32;
+        CUDA_SUCCESS
+    }
+
+    /// By the clock, less than the driver's time would have passed.
+    #[test]
+    fn records_made_again_are_as_far_apart_as_the_driver_says() {
+        let mut test = Fixture::new(&[("cuEventElapsedTime", by_creation as Function)]);
+        let events = [test.event(), test.event()];
+        let gpu = &test.shared.gpu;
+        for (event, original) in events.into_iter().zip([1_000, 2_000]) {
+            assert_eq!(
+                record_again(&mut test.session, gpu, event, original),
+                Ok(())
+            );
+        }
+        let times = events.map(|event| test.session.objects.events.get(event).expect("it").time);
+        let [first, second] = times.map(|time| time.record.expect("a record"));
+        assert_eq!(second - first, 5_000_000);
+        assert_eq!(times.map(|time| time.original), [Some(1_000), Some(2_000)]);
+    }
 }
