@@ -632,7 +632,7 @@ fn library(peer: &mut Peer, text: &str, token: u64) -> u64 {
 #[test]
 fn images_of_clients_that_part_go_on_in_both_servers() {
     let place = daemon();
-    let mut peer = || {
+    let peer = || {
         let mut peer = Peer::connect(&control(&place)).expect("a session");
         peer.attach().expect("attach");
         peer
