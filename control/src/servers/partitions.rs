@@ -8,6 +8,7 @@ use super::{Definition, NamedId, Server, Servers, State};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::Limits;
 use mpsshim_model::partitions::{self, Partitions, name_is_taken};
+use std::collections::BTreeSet;
 
 /// Answer to commands of a daemon without static partitions.
 const OFF: &str = "Static partitioning is off: start the daemon with -S";
@@ -199,7 +200,8 @@ impl Servers {
         };
         let clients = self.all().filter(sees).flat_map(|server| {
             let coming = server.handed_over.iter().map(|coming| coming.who.pid);
-            server.clients().chain(coming)
+            let restored = server.to_restore().iter().copied();
+            server.clients().chain(coming).chain(restored)
         });
         let clients = pids(clients);
         if clients.is_empty() {
@@ -376,8 +378,11 @@ impl Server {
     }
 }
 
+/// Process ids in words, each once.
 fn pids(clients: impl Iterator<Item = i32>) -> String {
+    let mut known = BTreeSet::new();
     clients
+        .filter(|pid| known.insert(*pid))
         .map(|pid| pid.to_string())
         .collect::<Vec<_>>()
         .join(" ")

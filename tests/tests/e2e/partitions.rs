@@ -525,3 +525,25 @@ fn partitions_outlive_their_daemon_beside_a_server() {
     }
     inside.end();
 }
+
+/// The next server has no clients until it has restored their sessions.
+#[test]
+fn partitions_stay_while_the_next_server_restores_the_sessions() {
+    let place = daemon_with_partitions();
+    let names = add(&place, &[1, 2]);
+    let uuid = uuid(&place);
+    let mut inside = Located::start(limited(&place, "whereabouts", Some(&names[1])));
+    assert_eq!(inside.place(), "on 1 2");
+    wait_until("the client is listed", || in_use(&place) == [json!(2)]);
+    for _ in 0..3 {
+        let old = kill_server(&place);
+        wait_until("the next server has the client", || {
+            let (code, text) = ask(&place, &uuid, "sm_partition rm {} 2");
+            let is_kept = text.contains("clients") && code == 1;
+            assert!(is_kept, "{text}\n{}", place.log("control.log"));
+            server(&place).is_some_and(|next| next != old) && in_use(&place) == [json!(2)]
+        });
+        assert_eq!(inside.place(), "on 1 2");
+    }
+    inside.end();
+}
