@@ -299,7 +299,7 @@ pub const MODULES: &[Module] = &[
                     ModuleOption {
                         name: "--device",
                         value: Some("DEVICE"),
-                        meaning: "its device, by ordinal or UUID; the device must have no clients",
+                        meaning: "its device, by ordinal or UUID; the server must have no clients on it",
                     },
                     ModuleOption {
                         name: "--chunks",
@@ -309,7 +309,7 @@ pub const MODULES: &[Module] = &[
                     ModuleOption {
                         name: "--server",
                         value: Some("NAME"),
-                        meaning: "always refused: clients of all servers can name a partition",
+                        meaning: "the named server whose clients can have it; otherwise it is for those of users' servers",
                     },
                     ModuleOption {
                         name: "--include-remainder",
@@ -324,7 +324,7 @@ pub const MODULES: &[Module] = &[
                 name: "delete",
                 arguments: &["NAME"],
                 options: &[],
-                meaning: "delete a partition, given by its name or visible UUID; its device must have no clients",
+                meaning: "delete a partition, given by its name or visible UUID; its server must have no clients on the device",
                 acts: true,
             },
             Verb {
@@ -334,7 +334,7 @@ pub const MODULES: &[Module] = &[
                     ModuleOption {
                         name: "--all",
                         value: None,
-                        meaning: "also the rest of each device, which is in no partition",
+                        meaning: "also the rest of each device of a server, which is in no partition",
                     },
                     FORMAT,
                 ],
@@ -532,10 +532,12 @@ pub enum Command {
     ClientTerminate(i32),
     /// `device list`
     DeviceList(Form),
-    /// `sm-partition create NAME --device=DEVICE --chunks=CHUNKS [--include-remainder]`
+    /// `sm-partition create NAME --device=DEVICE --chunks=CHUNKS [--server=NAME] [--include-remainder]`
     PartitionCreate {
         /// Its name.
         name: String,
+        /// Its server; `None`: those of users.
+        server: Option<String>,
         /// Its device.
         device: String,
         /// Number of its chunks.
@@ -755,6 +757,15 @@ pub fn client_priority(text: &str) -> Result<u32, String> {
     parsed.ok_or_else(|| format!("\"{text}\": a priority is 0 or 1"))
 }
 
+/// The number of chunks of a partition.
+///
+/// # Errors
+/// The text is none, in words.
+pub fn number_of_chunks(text: &str) -> Result<u32, String> {
+    let chunks = text.parse().ok().filter(|chunks| *chunks > 0);
+    chunks.ok_or_else(|| format!("\"{text}\" is not a number of chunks"))
+}
+
 /// The words behind a verb.
 struct Words<'a> {
     module: &'static str,
@@ -887,17 +898,11 @@ impl<'a> Words<'a> {
     }
 
     fn partition(&self) -> Result<Command, ModuleError> {
-        if self.option("--server").is_some() {
-            return Err(
-                self.wrong("clients of all servers can name a partition; leave out --server")
-            );
-        }
-        let text = self.option("--chunks").unwrap_or_default();
-        let chunks = text.parse().ok().filter(|chunks| *chunks > 0);
-        let chunks =
-            chunks.ok_or_else(|| self.wrong(format!("\"{text}\" is not a number of chunks")))?;
+        let chunks = number_of_chunks(self.option("--chunks").unwrap_or_default());
+        let chunks = chunks.map_err(|why| self.wrong(why))?;
         Ok(Command::PartitionCreate {
             name: self.argument(0).to_owned(),
+            server: self.option("--server").map(str::to_owned),
             device: self.option("--device").unwrap_or_default().to_owned(),
             chunks,
             remainder: self.option("--include-remainder").is_some(),

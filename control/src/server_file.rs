@@ -1,8 +1,9 @@
 //! The file of `-a`: servers, their namespaces and limits. It has the form that NVIDIA's release 615 reads.
 
 use super::modules::{self, SetLimits};
+use mpsshim_model::named::check_name;
 use mpsshim_proto::nearest;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use toml::Spanned;
@@ -35,7 +36,12 @@ const SERVER_KEYS: &[&str] = &[
     "devices",
 ];
 const NAMESPACE_KEYS: &[&str] = &[MEMORY, THREADS, PRIORITY];
-const DEVICE_KEYS: &[&str] = &["uuid", "sm_partitions"];
+/// The device of a `devices` table.
+pub const UUID: &str = "uuid";
+/// Static partitions of a device.
+pub const PARTITIONS: &str = "sm_partitions";
+const DEVICE_KEYS: &[&str] = &[UUID, PARTITIONS];
+const PARTITION_KEYS: &[&str] = &["name", "chunks"];
 const FEATURE_KEYS: &[&str] = &["memacct", "context-share"];
 
 /// An error in the file.
@@ -122,8 +128,28 @@ pub struct ServerEntry {
     pub limits: SetLimits,
     /// Its namespaces.
     pub namespaces: Vec<NamespaceEntry>,
-    /// UUIDs of its `devices` tables.
-    pub device_tables: Vec<(Place, String)>,
+    /// Its `devices` tables.
+    pub device_tables: Vec<DeviceTable>,
+}
+
+/// `[[servers.NAME.devices]]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceTable {
+    /// Where it is in the file.
+    pub place: Place,
+    /// The device.
+    pub uuid: String,
+    /// Its static partitions; `None`: none for a new server, otherwise as they are.
+    pub partitions: Option<Vec<PartitionEntry>>,
+}
+
+/// A static partition of a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionEntry {
+    /// Its name, if it has one.
+    pub name: Option<String>,
+    /// Number of its chunks.
+    pub chunks: u32,
 }
 
 /// A file without errors that can be found without a daemon.
@@ -151,6 +177,7 @@ impl ServerFile {
         let mut reader = Reader {
             text,
             mistakes: Vec::new(),
+            partition_names: BTreeSet::new(),
         };
         let servers = match DeTable::parse(text) {
             Ok(table) => reader.file(table.into_inner()),
@@ -178,6 +205,8 @@ type Entry<'a> = (String, Spanned<DeValue<'a>>);
 struct Reader<'a> {
     text: &'a str,
     mistakes: Vec<Mistake>,
+    /// Names of partitions in the file.
+    partition_names: BTreeSet<String>,
 }
 
 impl<'a> Reader<'a> {
@@ -375,7 +404,7 @@ impl<'a> Reader<'a> {
     }
 
     /// `[[servers.NAME.devices]]`
-    fn device_tables(&mut self, place: &Place, (key, value): Entry<'a>) -> Vec<(Place, String)> {
+    fn device_tables(&mut self, place: &Place, (key, value): Entry<'a>) -> Vec<DeviceTable> {
         let name = join(&place.name, &key);
         let DeValue::Array(all) = value.into_inner() else {
             let what = format!("[[{name}]] expected");
@@ -391,21 +420,103 @@ impl<'a> Reader<'a> {
                 continue;
             };
             let (place, entries) = self.entries((name.clone(), line), table, Some(DEVICE_KEYS));
-            if !place.keys.contains_key("uuid") {
-                self.mistakes.push(place.mistake("uuid", "uuid is missing"));
+            if !place.keys.contains_key(UUID) {
+                self.mistakes.push(place.mistake(UUID, "uuid is missing"));
             }
+            let (mut uuid, mut partitions) = (None, None);
             for entry in entries {
-                if entry.0 == "uuid" {
-                    let uuid = self.read(&place, entry, |text| Ok(text.to_owned()));
-                    found.extend(uuid.map(|uuid| (place.clone(), uuid)));
-                } else if !matches!(entry.1.get_ref(), DeValue::Array(all) if all.is_empty()) {
-                    let what = "servers with a name have no static partitions; start the daemon with -S and \
-                                without such servers, and make partitions with \"sm-partition create\"";
-                    self.mistakes.push(place.mistake(&entry.0, what));
+                match entry.0.as_str() {
+                    UUID => uuid = self.read(&place, entry, |text| Ok(text.to_owned())),
+                    _ => partitions = self.partitions(&place, entry),
                 }
             }
+            found.extend(uuid.map(|uuid| DeviceTable {
+                place,
+                uuid,
+                partitions,
+            }));
         }
         found
+    }
+
+    /// `sm_partitions` of a device.
+    fn partitions(
+        &mut self,
+        place: &Place,
+        (key, value): Entry<'a>,
+    ) -> Option<Vec<PartitionEntry>> {
+        let DeValue::Array(all) = value.into_inner() else {
+            let what = "a list of partitions expected, such as [4, { name = \"a\", chunks = 2 }]";
+            self.mistakes.push(place.mistake(&key, what));
+            return None;
+        };
+        let name = join(&place.name, &key);
+        let mut found = Vec::new();
+        for one in all {
+            let line = self.line(one.span());
+            found.extend(self.partition((name.clone(), line), one.into_inner()));
+        }
+        Some(found)
+    }
+
+    /// A partition: a number of chunks, or a table.
+    fn partition(
+        &mut self,
+        (key, line): (String, usize),
+        value: DeValue<'a>,
+    ) -> Option<PartitionEntry> {
+        match value {
+            DeValue::Table(table) => self.partition_table((key, line), table),
+            DeValue::Integer(number) => match modules::number_of_chunks(&number.to_string()) {
+                Ok(chunks) => Some(PartitionEntry { name: None, chunks }),
+                Err(what) => {
+                    self.mistakes.push(Mistake { line, key, what });
+                    None
+                }
+            },
+            _ => {
+                let what =
+                    "a number of chunks or a table expected, such as { name = \"a\", chunks = 2 }";
+                let what = what.to_owned();
+                self.mistakes.push(Mistake { line, key, what });
+                None
+            }
+        }
+    }
+
+    fn partition_table(
+        &mut self,
+        place: (String, usize),
+        table: DeTable<'a>,
+    ) -> Option<PartitionEntry> {
+        let (place, entries) = self.entries(place, table, Some(PARTITION_KEYS));
+        if !place.keys.contains_key("chunks") {
+            self.mistakes
+                .push(place.mistake("chunks", "chunks is missing"));
+        }
+        let (mut name, mut chunks) = (None, None);
+        for entry in entries {
+            match entry.0.as_str() {
+                "chunks" => chunks = self.read(&place, entry, modules::number_of_chunks),
+                _ => name = self.partition_name(&place, entry),
+            }
+        }
+        chunks.map(|chunks| PartitionEntry { name, chunks })
+    }
+
+    /// A name that no other partition of the file has.
+    fn partition_name(&mut self, place: &Place, entry: Entry<'a>) -> Option<String> {
+        let known = std::mem::take(&mut self.partition_names);
+        let name = self.read(place, entry, |text| {
+            check_name(text)?;
+            match known.contains(text) {
+                true => Err(format!("the file has another partition {text}")),
+                false => Ok(text.to_owned()),
+            }
+        });
+        self.partition_names = known;
+        self.partition_names.extend(name.clone());
+        name
     }
 
     fn feature(&mut self, name: &str, line: usize, table: DeTable<'a>) {
@@ -464,7 +575,12 @@ mod tests {
                     client_priority = 1\n\
                     [[servers.train.devices]]\n\
                     uuid = \"GPU-a\"\n\
+                    sm_partitions = [4, { name = \"a\", chunks = 2 }]\n\
+                    [[servers.train.devices]]\n\
+                    uuid = \"GPU-b\"\n\
                     sm_partitions = []\n\
+                    [[servers.train.devices]]\n\
+                    uuid = \"GPU-c\"\n\
                     [features.memacct]\n\
                     audit_log = false\n\
                     [features.context-share]\n";
@@ -486,7 +602,21 @@ mod tests {
             priority: Some(1),
         };
         assert_eq!((eval.name.as_str(), &eval.limits), ("eval", &limits));
-        assert_eq!(train.device_tables[0].1, "GPU-a");
+        let tables = train.device_tables.iter();
+        let tables: Vec<_> = tables
+            .map(|one| (one.uuid.as_str(), one.partitions.clone()))
+            .collect();
+        let partition = |name: Option<&str>, chunks| PartitionEntry {
+            name: name.map(str::to_owned),
+            chunks,
+        };
+        let own = vec![partition(None, 4), partition(Some("a"), 2)];
+        let expected = [
+            ("GPU-a", Some(own)),
+            ("GPU-b", Some(vec![])),
+            ("GPU-c", None),
+        ];
+        assert_eq!(tables, expected);
     }
 
     #[test]
@@ -530,10 +660,24 @@ mod tests {
                  active_thread_percentage, client_priority",
             ),
             (
-                "schema_version = \"1.0\"\n[[servers.a.devices]]\nsm_partitions = [2]\n",
+                "schema_version = \"1.0\"\n[[servers.a.devices]]\nsm_partitions = 2\n",
                 "f.toml:2: servers.a.devices: uuid is missing\n\
-                 f.toml:3: servers.a.devices.sm_partitions: servers with a name have no static partitions; start the \
-                 daemon with -S and without such servers, and make partitions with \"sm-partition create\"",
+                 f.toml:3: servers.a.devices.sm_partitions: a list of partitions expected, such as [4, { name = \"a\", \
+                 chunks = 2 }]",
+            ),
+            (
+                "schema_version = \"1.0\"\n[[servers.a.devices]]\nuuid = \"GPU-a\"\nsm_partitions = [\n1,\n0,\n-1, \"2\",\n\
+                 { name = \"A\", chunks = 0 },\n{ name = \"a\", chunk = 1 },\n{ name = \"a\", chunks = 1 }]\n",
+                "f.toml:6: servers.a.devices.sm_partitions: \"0\" is not a number of chunks\n\
+                 f.toml:7: servers.a.devices.sm_partitions: \"-1\" is not a number of chunks\n\
+                 f.toml:7: servers.a.devices.sm_partitions: a number of chunks or a table expected, such as { name = \
+                 \"a\", chunks = 2 }\n\
+                 f.toml:8: servers.a.devices.sm_partitions.chunks: \"0\" is not a number of chunks\n\
+                 f.toml:8: servers.a.devices.sm_partitions.name: \"A\" is no name: a name has 1 to 64 of the \
+                 characters a-z, 0-9 and _\n\
+                 f.toml:9: servers.a.devices.sm_partitions: chunks is missing\n\
+                 f.toml:9: servers.a.devices.sm_partitions.chunk: unknown key; did you mean chunks?\n\
+                 f.toml:10: servers.a.devices.sm_partitions.name: the file has another partition a",
             ),
             (
                 "schema_version = \"1.0\"\n[servers.a]\ndevices = 1\n",

@@ -30,7 +30,7 @@ impl Chunks {
     }
 }
 
-/// The partitions of all devices.
+/// A table of partitions: those of all devices that the servers of users have, or a named server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partitions {
     /// The chunks of each partition, from 0, by the device's UUID and the partition's id.
@@ -46,6 +46,11 @@ struct Names(BTreeMap<String, (String, u32)>);
 /// The name of a partition, as `CUDA_MPS_SM_PARTITION` has it.
 pub fn name(uuid: &str, id: u32) -> String {
     format!("{uuid}/{id}")
+}
+
+/// The refusal of a name that another partition has.
+pub fn name_is_taken(text: &str) -> String {
+    format!("there is a partition {text} already")
 }
 
 impl Partitions {
@@ -85,11 +90,74 @@ impl Partitions {
         })
     }
 
-    /// Makes a partition of this number of chunks of a device. Returns its id, from 1.
+    /// Whether a device has a partition with this id.
+    pub fn has(&self, uuid: &str, id: u32) -> bool {
+        let partitions = self.devices.get(uuid);
+        partitions.is_some_and(|partitions| partitions.contains_key(&id))
+    }
+
+    /// Whether a partition has this name of the operator's.
+    pub fn has_name(&self, text: &str) -> bool {
+        self.names.0.contains_key(text)
+    }
+
+    /// Name of the operator's and number of chunks of each partition of a device, sorted.
+    pub fn sizes(&self, uuid: &str) -> Vec<(Option<&str>, u32)> {
+        let size = |(id, chunks): (u32, &[u32])| (self.name_of(uuid, id), chunks.len() as u32);
+        let mut sizes: Vec<_> = self.of(uuid).map(size).collect();
+        sizes.sort_unstable();
+        sizes
+    }
+
+    /// Whether both tables have partitions of the same names and numbers of chunks, whatever their ids.
+    pub fn is_alike(&self, other: &Partitions) -> bool {
+        let mut devices = self.devices.keys().chain(other.devices.keys());
+        devices.all(|uuid| self.sizes(uuid) == other.sizes(uuid))
+    }
+
+    /// Whether an id on the same device is in both tables.
+    pub fn shares_ids(&self, other: &Partitions) -> bool {
+        let mut devices = self.devices.keys();
+        devices.any(|uuid| self.of(uuid).any(|(id, _)| other.has(uuid, id)))
+    }
+
+    /// Whether a name of the operator's is in both tables.
+    pub fn shares_names(&self, other: &Partitions) -> bool {
+        self.names.0.keys().any(|text| other.has_name(text))
+    }
+
+    /// Gives new ids to the partitions whose id on their device is taken.
+    pub fn renumber(&mut self, is_taken: impl Fn(&str, u32) -> bool) {
+        for (uuid, partitions) in &mut self.devices {
+            let taken: Vec<u32> = partitions
+                .keys()
+                .copied()
+                .filter(|id| is_taken(uuid, *id))
+                .collect();
+            for old in taken {
+                let is_free = |id: &u32| !partitions.contains_key(id) && !is_taken(uuid, *id);
+                let new = (1..).find(is_free).unwrap_or(u32::MAX);
+                if let Some(chunks) = partitions.remove(&old) {
+                    partitions.insert(new, chunks);
+                }
+                let mut names = self.names.0.values_mut();
+                if let Some((_, id)) = names.find(|(of, id)| of == uuid && *id == old) {
+                    *id = new;
+                }
+            }
+        }
+    }
+
+    /// Makes a partition of this number of chunks of a device. Returns its id, from 1, which is none that is taken.
     ///
     /// # Errors
     /// In words: the number is 0, not that many chunks are free, or the driver cannot split the device.
-    pub fn add(&mut self, device: &DeviceInfo, count: u32) -> Result<u32, String> {
+    pub fn add(
+        &mut self,
+        device: &DeviceInfo,
+        count: u32,
+        is_taken: impl Fn(u32) -> bool,
+    ) -> Result<u32, String> {
         let (uuid, all) = (&device.uuid, device.chunks);
         if all.count == 0 {
             return Err(format!("The driver cannot partition device {uuid}"));
@@ -109,7 +177,7 @@ impl Partitions {
             ));
         };
         let partitions = self.devices.entry(uuid.clone()).or_default();
-        let is_free = |id: &u32| !partitions.contains_key(id);
+        let is_free = |id: &u32| !partitions.contains_key(id) && !is_taken(*id);
         let id = (1..).find(is_free).unwrap_or(u32::MAX);
         partitions.insert(id, chunks.to_vec());
         Ok(id)
@@ -121,8 +189,8 @@ impl Partitions {
     /// The name is none, or another partition's, in words.
     pub fn set_name(&mut self, text: &str, uuid: &str, id: u32) -> Result<(), String> {
         check_name(text)?;
-        if self.names.0.contains_key(text) {
-            return Err(format!("there is a partition {text} already"));
+        if self.has_name(text) {
+            return Err(name_is_taken(text));
         }
         self.names.0.insert(text.to_owned(), (uuid.to_owned(), id));
         Ok(())
@@ -198,18 +266,47 @@ mod tests {
         }
     }
 
+    fn none(_: u32) -> bool {
+        false
+    }
+
+    #[test]
+    fn ids_and_names_are_compared_between_tables() {
+        let device = h200("GPU-aa");
+        let (mut first, mut second) = (Partitions::default(), Partitions::default());
+        assert_eq!(first.add(&device, 5, none), Ok(1));
+        assert_eq!(first.add(&device, 2, none), Ok(2));
+        assert_eq!(second.add(&device, 3, |id| first.has("GPU-aa", id)), Ok(3));
+        assert_eq!(second.set_name("a", "GPU-aa", 3), Ok(()));
+        assert!(!first.shares_ids(&second) && !first.shares_names(&second));
+        let mut third = first.clone();
+        assert!(third.shares_ids(&first));
+        assert_eq!(third.set_name("a", "GPU-aa", 2), Ok(()));
+        assert!(third.shares_names(&second) && second.shares_names(&third));
+        assert!(!third.is_alike(&first), "a name more");
+        let before = third.clone();
+        third.renumber(|uuid, id| first.has(uuid, id) || second.has(uuid, id));
+        assert!(!third.shares_ids(&first) && !third.shares_ids(&second));
+        assert!(third.is_alike(&before) && third.is_plausible());
+        assert_eq!(third.find_named("a"), Some(("GPU-aa", 5)));
+        assert_eq!(third.used("GPU-aa"), before.used("GPU-aa"));
+        assert_eq!(third.sizes("GPU-aa"), [(None, 5), (Some("a"), 2)]);
+        assert!(!second.is_alike(&Partitions::default()));
+        assert!(!Partitions::default().is_alike(&second));
+    }
+
     #[test]
     fn partitions_have_different_chunks() {
         let (mut partitions, device) = (Partitions::default(), h200("GPU-aa"));
-        assert_eq!(partitions.add(&device, 5), Ok(1));
-        assert_eq!(partitions.add(&device, 9), Ok(2));
-        let why = partitions.add(&device, 2).expect_err("too many");
+        assert_eq!(partitions.add(&device, 5, none), Ok(1));
+        assert_eq!(partitions.add(&device, 9, none), Ok(2));
+        let why = partitions.add(&device, 2, none).expect_err("too many");
         assert_eq!(why, "Device GPU-aa has 1 free chunks of 15, fewer than 2");
-        assert!(partitions.add(&device, 0).is_err());
+        assert!(partitions.add(&device, 0, none).is_err());
         assert!(partitions.remove("GPU-aa", 1));
         assert!(!partitions.remove("GPU-aa", 1));
         assert!(!partitions.remove("GPU-bb", 2));
-        assert_eq!(partitions.add(&device, 6), Ok(1));
+        assert_eq!(partitions.add(&device, 6, none), Ok(1));
         assert_eq!(partitions.used("GPU-aa").len(), 15);
         let first: Vec<u32> = (0..5).chain([14]).collect();
         assert_eq!(partitions.find("gpu-AA/1"), Some(("GPU-aa", 1, &first[..])));
@@ -225,14 +322,14 @@ mod tests {
             chunks: Chunks::default(),
             ..h200("GPU-aa")
         };
-        let why = Partitions::default().add(&device, 1);
+        let why = Partitions::default().add(&device, 1, none);
         assert_eq!(why, Err("The driver cannot partition device GPU-aa".into()));
     }
 
     #[test]
     fn a_name_goes_with_its_partition() {
         let (mut partitions, device) = (Partitions::default(), h200("GPU-aa"));
-        assert_eq!(partitions.add(&device, 1), Ok(1));
+        assert_eq!(partitions.add(&device, 1, none), Ok(1));
         assert_eq!(partitions.set_name("train", "GPU-aa", 1), Ok(()));
         let twice = partitions.set_name("train", "GPU-aa", 2);
         assert_eq!(twice, Err("there is a partition train already".into()));

@@ -684,7 +684,7 @@ impl Daemon {
     fn add_partition(&mut self, device: &str, chunks: u32) -> Outcome {
         self.servers.partitions().map_err(Answer::failed)?;
         let device = self.device(device)?.1.clone();
-        let name = self.servers.add_partition(&device, chunks, None);
+        let name = self.servers.add_partition(None, (&device, chunks), None);
         let name = name.map_err(Answer::failed)?;
         Ok(Answer::done(format!("Partition {name} created")))
     }
@@ -692,7 +692,7 @@ impl Daemon {
     fn remove_partition(&mut self, device: &str, partition: &str) -> Outcome {
         self.servers.partitions().map_err(Answer::failed)?;
         let device = self.device(device)?.1.clone();
-        let removed = self.servers.remove_partition(&device, partition);
+        let removed = self.servers.remove_partition(None, &device, partition);
         removed.map_err(Answer::failed)?;
         Ok(Answer::done(""))
     }

@@ -3,14 +3,16 @@
 use super::modules::{chosen_devices, find_device};
 use super::{Daemon, DaemonError};
 use crate::server_file::{
-    DEVICES, FILE_LIMIT, MEMORY, Mistake, Mistakes, ServerEntry, ServerFile, THREADS, UID,
+    DEVICES, DeviceTable, FILE_LIMIT, MEMORY, Mistake, Mistakes, PARTITIONS, PartitionEntry,
+    ServerEntry, ServerFile, THREADS, UID, UUID,
 };
 use crate::servers::{OwnLimits, Target, Wrong};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::named::{DEFAULT_NAMESPACE, Named, NamedDevice};
+use mpsshim_model::partitions::Partitions;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::unistd::geteuid;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -60,7 +62,10 @@ impl Daemon {
         let mut targets = Vec::new();
         let mut new = 0;
         for entry in &file.servers {
-            targets.push(self.target(entry, &mut new, &mut mistakes));
+            let mut target = self.target(entry, &mut new, &mut mistakes);
+            let before: &[Target] = &targets;
+            target.partitions = self.partitions_of(entry, &target.named, before, &mut mistakes);
+            targets.push(target);
         }
         let failed = |all| Mistakes {
             path: file.path.clone(),
@@ -125,21 +130,12 @@ impl Daemon {
             note(MEMORY, Err(why));
             OwnLimits::default()
         });
-        for (place, uuid) in &entry.device_tables {
-            let known = self.devices.known().unwrap_or_default();
-            let found = find_device(known, uuid);
-            let checked = found.and_then(|ordinal| match named.own_ordinal(ordinal) {
-                Some(_) => Ok(()),
-                None => Err(format!("the server {name} has no device {uuid}")),
-            });
-            let wrong = checked.err().map(|why| place.mistake("uuid", why));
-            mistakes.extend(wrong);
-        }
         let mut target = Target {
             named,
             uid: entry.uid,
             own,
             namespaces: Vec::new(),
+            partitions: Partitions::default(),
         };
         for space in &entry.namespaces {
             if space.name == DEFAULT_NAMESPACE {
@@ -162,6 +158,106 @@ impl Daemon {
             mistakes.extend(spaces.next().map(|space| space.place.mistake(key, why)));
         }
         target
+    }
+
+    /// The static partitions of a new server. Those of an existing one are compared with its own. `before`: the servers
+    /// before it in the file.
+    fn partitions_of(
+        &self,
+        entry: &ServerEntry,
+        named: &Named,
+        before: &[Target],
+        mistakes: &mut Vec<Mistake>,
+    ) -> Partitions {
+        let mut partitions = Partitions::default();
+        let mut uuids = BTreeSet::new();
+        for table in &entry.device_tables {
+            let device = self.device_of(table, named).and_then(|device| {
+                let is_new = uuids.insert(&device.uuid);
+                let twice = || format!("device {} is given twice", table.uuid);
+                is_new.then_some(device).ok_or_else(twice)
+            });
+            let device = match device {
+                Ok(device) => device,
+                Err(why) => {
+                    mistakes.push(table.place.mistake(UUID, why));
+                    continue;
+                }
+            };
+            let Some(list) = &table.partitions else {
+                continue;
+            };
+            let checked = match self.servers.defined(&entry.name) {
+                Some(_) => self.compare_partitions(&entry.name, device, list),
+                None => self.add_partitions(&mut partitions, device, list, before),
+            };
+            let wrong = checked.err();
+            mistakes.extend(wrong.map(|why| table.place.mistake(PARTITIONS, why)));
+        }
+        partitions
+    }
+
+    /// The device of a table, which must be one of the server's.
+    fn device_of(&self, table: &DeviceTable, named: &Named) -> Result<&DeviceInfo, String> {
+        let known = self.devices.known().unwrap_or_default();
+        let ordinal = find_device(known, &table.uuid)?;
+        match named.own_ordinal(ordinal) {
+            Some(_) => Ok(&known[ordinal]),
+            None => Err(format!(
+                "the server {} has no device {}",
+                named.name, table.uuid
+            )),
+        }
+    }
+
+    /// Adds the partitions of a device to those of a new server.
+    fn add_partitions(
+        &self,
+        partitions: &mut Partitions,
+        device: &DeviceInfo,
+        list: &[PartitionEntry],
+        before: &[Target],
+    ) -> Result<(), String> {
+        if !list.is_empty() {
+            self.servers.partitions()?;
+        }
+        let uuid = &device.uuid;
+        let is_taken = |id| {
+            let in_file = before.iter().any(|target| target.partitions.has(uuid, id));
+            in_file || self.servers.is_partition(uuid, id)
+        };
+        for PartitionEntry { name, chunks } in list {
+            let id = partitions.add(device, *chunks, is_taken)?;
+            if let Some(name) = name {
+                self.servers.check_new_partition(name)?;
+                partitions.set_name(name, uuid, id)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an existing server has these partitions of a device.
+    fn compare_partitions(
+        &self,
+        server: &str,
+        device: &DeviceInfo,
+        list: &[PartitionEntry],
+    ) -> Result<(), String> {
+        if !list.is_empty() {
+            self.servers.partitions()?;
+        }
+        let mut wanted: Vec<_> = list
+            .iter()
+            .map(|one| (one.name.as_deref(), one.chunks))
+            .collect();
+        wanted.sort_unstable();
+        match self.servers.partition_sizes(server, &device.uuid) == wanted {
+            true => Ok(()),
+            false => Err(format!(
+                "the server {server} has other partitions of this device; change them with sm-partition create and delete, \
+                 or delete the server first (server delete {server})"
+            )),
+        }
     }
 
     fn devices_of(&self, entry: &ServerEntry) -> Result<Option<Vec<NamedDevice>>, String> {

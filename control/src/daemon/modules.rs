@@ -123,11 +123,13 @@ impl Daemon {
             }
             Command::PartitionCreate {
                 name,
+                server,
                 device,
                 chunks,
                 remainder,
             } => {
-                let made = self.create_partition(name, (device, *chunks), *remainder);
+                let of = (name.as_str(), server.as_deref());
+                let made = self.create_partition(of, (device, *chunks), *remainder);
                 made.map_err(|why| Answer::failed(format!("sm-partition create: {why}")))?;
                 Ok(Answer::done(""))
             }
@@ -137,10 +139,7 @@ impl Daemon {
                 Ok(Answer::done(""))
             }
             Command::PartitionList { all, form } => {
-                let partitions = self.servers.partitions().map_err(Answer::failed)?;
-                let devices = self.devices.known().unwrap_or_default();
-                let is_created = |device: &DeviceInfo| self.servers.has_partitions_of(device);
-                let rows = rows_of_partitions(devices, partitions, is_created, *all);
+                let rows = self.partition_rows(*all).map_err(Answer::failed)?;
                 let text = Listing::of_module(PARTITION_COLUMNS, rows, *form);
                 Ok(Answer::done(text))
             }
@@ -158,30 +157,51 @@ impl Daemon {
 
     fn create_partition(
         &mut self,
-        name: &str,
+        (name, server): (&str, Option<&str>),
         (device, chunks): (&str, u32),
         remainder: bool,
     ) -> Result<(), String> {
         self.servers.partitions()?;
+        let of = server.map(|name| self.servers.table_of(name)).transpose()?;
         let known = self.devices.known().unwrap_or_default();
         let device = known[find_device(known, device)?].clone();
         if remainder {
             check_remainder(&device)?;
         }
-        self.servers.add_partition(&device, chunks, Some(name))?;
+        let of = of.flatten();
+        (self.servers).add_partition(of, (&device, chunks), Some(name))?;
         Ok(())
     }
 
     fn delete_partition(&mut self, name: &str) -> Result<(), String> {
-        let partitions = self.servers.partitions()?;
-        let found = partitions.find_named(name);
-        let (uuid, id) = found.ok_or_else(|| {
+        self.servers.partitions()?;
+        let found = self.servers.find_partition(name);
+        let (of, uuid, id) = found.ok_or_else(|| {
             format!("Partition \"{name}\" not found; sm-partition list lists the partitions")
         })?;
         let id = id.to_string();
         let known = self.devices.known().unwrap_or_default();
         let device = known[find_device(known, uuid)?].clone();
-        self.servers.remove_partition(&device, &id)
+        self.servers.remove_partition(of, &device, &id)
+    }
+
+    /// The rows of all tables of partitions.
+    fn partition_rows(&self, all: bool) -> Result<Vec<ModuleRow>, String> {
+        let known = self.devices.known().unwrap_or_default();
+        let mut rows = Vec::new();
+        for (server, partitions) in self.servers.tables()? {
+            let has = |device: &&DeviceInfo| server.is_none_or(|one| one.named.has(device));
+            let name = server.map(|one| one.named.name.as_str());
+            let is_created = |device: &DeviceInfo| self.servers.has_partitions_of(server, device);
+            let devices = known.iter().filter(has);
+            rows.extend(rows_of_partitions(
+                devices,
+                (name, partitions),
+                is_created,
+                all,
+            ));
+        }
+        Ok(rows)
     }
 
     /// Every server: the processes, then the servers that were created and have none now.

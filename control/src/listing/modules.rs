@@ -32,6 +32,7 @@ pub const PARTITION_COLUMNS: &[&str] = &[
     "chunks",
     "sm-count",
     "visible-uuid",
+    "server",
 ];
 
 impl Listing {
@@ -101,11 +102,11 @@ pub fn rows_of_clients(server: &Server, name: &str) -> Vec<ModuleRow> {
     rows
 }
 
-/// `sm-partition list`: a row for each partition and, with `all`, for the rest of each device. `is_created`: whether a
-/// server has the partitions of a device.
-pub fn rows_of_partitions(
-    devices: &[DeviceInfo],
-    partitions: &Partitions,
+/// `sm-partition list`: a row for each partition of a table and, with `all`, for the rest of each device. The table is that
+/// of users' servers unless its server has a name. `is_created`: whether a server has the partitions of a device.
+pub fn rows_of_partitions<'a>(
+    devices: impl IntoIterator<Item = &'a DeviceInfo>,
+    (server, partitions): (Option<&str>, &Partitions),
     is_created: impl Fn(&DeviceInfo) -> bool,
     all: bool,
 ) -> Vec<ModuleRow> {
@@ -126,6 +127,7 @@ pub fn rows_of_partitions(
                 json!(count),
                 json!(count * chunks.size),
                 json!(name(uuid, id)),
+                json!(server),
             ]);
         }
         let used = partitions.used(uuid).len() as u32;
@@ -137,6 +139,7 @@ pub fn rows_of_partitions(
                 json!(chunks.count.saturating_sub(used)),
                 json!(chunks.multiprocessors.saturating_sub(used * chunks.size)),
                 Value::Null,
+                json!(server),
             ]);
         }
     }

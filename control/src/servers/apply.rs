@@ -7,6 +7,7 @@ use mpsshim_model::limits::Limits;
 use mpsshim_model::named::{
     DEFAULT_NAMESPACE, MOST_NAMESPACES, MOST_SERVERS, Named, NamespaceLimits, check_name,
 };
+use mpsshim_model::partitions::Partitions;
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 
@@ -20,6 +21,8 @@ pub struct Target {
     pub own: OwnLimits,
     /// Its namespaces, beside `default`, with the limits to be set.
     pub namespaces: Vec<(String, OwnLimits)>,
+    /// Its static partitions if it is new.
+    pub partitions: Partitions,
 }
 
 /// The open sockets of a target: those of namespaces are in the folder of the server's, and so are dropped before it.
@@ -143,6 +146,7 @@ impl Servers {
         let name = named.name.clone();
         let id = self.define(named, uid, target.own);
         if let Some(one) = self.named.last_mut() {
+            one.partitions = target.partitions;
             one.give_sockets(sockets);
         }
         tracing::info!("Server {name} of user {uid} created");

@@ -9,6 +9,7 @@ use mpsshim_api::cuda::{CUDA_ERROR_MPS_CONNECTION_FAILED, CUDA_ERROR_MPS_SERVER_
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::{Limits, Percentage};
 use mpsshim_model::named::{DEFAULT_NAMESPACE, MOST_SERVERS, Named, NamedDevice, check_name};
+use mpsshim_model::partitions::Partitions;
 use nix::unistd::{Uid, User, geteuid};
 use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
@@ -59,6 +60,8 @@ pub struct Definition {
     /// The user whose clients it serves.
     pub uid: u32,
     own: OwnLimits,
+    /// Its static partitions; in force if the daemon has any.
+    pub(super) partitions: Partitions,
     /// Its namespaces, the default one first. Their sockets are in the folder of `gate`, and so are dropped before it.
     pub(super) spaces: Vec<Space>,
     pub(super) gate: Option<Gate>,
@@ -71,6 +74,8 @@ impl Definition {
     fn limits(&self, defaults: &Limits) -> Limits {
         let mut limits = self.named.limits(defaults);
         self.own.apply(&mut limits);
+        let partitions = defaults.partitions.as_ref();
+        limits.partitions = partitions.map(|_| self.partitions.clone());
         limits
     }
 
@@ -170,15 +175,9 @@ impl Servers {
 
     /// Whether this daemon can have named servers.
     pub(super) fn check_may_create(&self) -> Result<(), String> {
-        if self.closing {
-            return Err("the daemon is shutting down".into());
-        }
-        match self.defaults.limits.partitions {
-            Some(_) => Err(
-                "static partitions (-S) reserve multiprocessors within one server only; start the daemon without -S"
-                    .into(),
-            ),
-            None => Ok(()),
+        match self.closing {
+            true => Err("the daemon is shutting down".into()),
+            false => Ok(()),
         }
     }
 
@@ -228,6 +227,7 @@ impl Servers {
             named,
             uid,
             own,
+            partitions: Partitions::default(),
             spaces,
             gate: None,
             is_gate_missed: false,
@@ -400,10 +400,16 @@ impl Servers {
     /// The limits that a new server of this owner gets.
     pub(super) fn limits_for_owner(&self, owner: Owner) -> Limits {
         let limits = self.limits_for(owner.uid);
-        let definition = owner.named.and_then(|id| self.definition(id));
-        match definition {
+        let Some(id) = owner.named else {
+            return limits;
+        };
+        match self.definition(id) {
             Some(definition) => definition.limits(&limits),
-            None => limits,
+            // It has been deleted, and its processes are ending.
+            None => Limits {
+                partitions: limits.partitions.map(|_| Partitions::default()),
+                ..limits
+            },
         }
     }
 

@@ -40,8 +40,8 @@ impl Servers {
             check(&said.limits, of, devices)?;
             let program = said.quarantined.as_ref();
             check_program(program, of)?;
-            self.check_partitions(&said.limits, uid)?;
             self.check_named(&said.limits, uid, devices)?;
+            self.check_partitions(&said.limits, uid)?;
             let name = said.limits.named.as_ref().map(|named| named.name.as_str());
             // An untrusted user's may lie on a file system that never answers.
             let executable = match of {
@@ -101,7 +101,7 @@ impl Servers {
         server.executable = executable;
         self.running.push(server);
         self.tell_namespaces_to(owner);
-        self.adopt_partitions(&limits, pid);
+        self.adopt_partitions(&limits, (pid, owner.named));
         self.adopt_policies(&limits, uid);
     }
 

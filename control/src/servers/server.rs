@@ -142,6 +142,8 @@ pub struct Server {
     pub(super) unread: Vec<u64>,
     /// The clients of the server that it replaces: a client may end before it could be read again.
     pub(super) inherited: Clients,
+    /// Process ids of the clients of the server that it replaces.
+    pub(super) of_predecessor: Vec<i32>,
     /// Clients handed over whose fate is not reported yet.
     pub(super) handed_over: Vec<Coming>,
     pub(super) kill_at: Option<Instant>,
@@ -199,6 +201,14 @@ pub struct Server {
 }
 
 impl Server {
+    /// Clients of the server that it replaces, whose sessions it may restore until it is ready.
+    pub(super) fn to_restore(&self) -> &[i32] {
+        match self.state {
+            State::Initializing => &self.of_predecessor,
+            _ => &[],
+        }
+    }
+
     /// Its clients whose programs are known.
     pub(super) fn known_clients(&self) -> Clients {
         let known = self
@@ -242,6 +252,7 @@ impl Server {
             usage: Vec::new(),
             unread: Vec::new(),
             inherited: Clients::new(),
+            of_predecessor: Vec::new(),
             handed_over: Vec::new(),
             kill_at: None,
             killed: None,

@@ -170,6 +170,8 @@ pub(super) struct Predecessor {
     stops_later: bool,
     /// Its clients whose programs are known.
     clients: Clients,
+    /// Process ids of all its clients, those not restored yet included.
+    all: Vec<i32>,
     /// It has ended while it loaded images ahead.
     loaded: bool,
 }
@@ -184,6 +186,10 @@ impl Predecessor {
             limits: server.limits.clone(),
             stops_later: server.stops_later,
             clients: server.known_clients(),
+            all: server
+                .clients()
+                .chain(server.to_restore().iter().copied())
+                .collect(),
             loaded: server.state == State::Initializing && server.loads.is_pending(),
         }
     }
@@ -525,6 +531,7 @@ impl Servers {
         };
         if let Some(next) = self.by_pid_mut(next) {
             next.inherited = before.clients.clone();
+            next.of_predecessor.clone_from(&before.all);
             if before.loaded {
                 next.images.note_failure();
             }

@@ -24,6 +24,7 @@ mod limits;
 mod managed;
 mod metrics;
 mod mps_run;
+mod named_partitions;
 mod named_servers;
 mod namespaces;
 mod notices;

@@ -470,12 +470,6 @@ fn the_user_of_a_server_is_changed_while_it_has_no_clients() {
 
 #[test]
 fn servers_that_cannot_share_are_refused() {
-    let place = daemon_with_options(&["-d", "-S"], &[]);
-    fails(
-        &place,
-        "server create a",
-        "server create: static partitions (-S) reserve multiprocessors within one server only; start the daemon without -S",
-    );
     let place = daemon_with_options(&["-d", "--mode", "proxy,1=direct"], &[TWO]);
     fails(
         &place,

@@ -6,25 +6,26 @@ use mpsshim_tests::scene::{daemon, daemon_with_options};
 use mpsshim_tests::survivors::{kill_server, server};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::process::Command;
 
-const PARTITION: &str = "CUDA_MPS_SM_PARTITION";
+pub const PARTITION: &str = "CUDA_MPS_SM_PARTITION";
 const THREADS: &str = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE";
-const OFF: &str = "Static partitioning is off: start the daemon with -S\n";
+pub const OFF: &str = "Static partitioning is off: start the daemon with -S\n";
 
 /// A daemon with static partitions, for a device of four chunks of one multiprocessor.
-fn daemon_with_partitions() -> Place {
+pub fn daemon_with_partitions() -> Place {
     daemon_with_options(&["-d", "-S"], &[("SOFTGPU_DEVICES", "1")])
 }
 
-fn uuid(place: &Place) -> String {
+pub fn uuid(place: &Place) -> String {
     let devices = place.control(&["device_query", "--format=json"]).out;
     let devices: Value = serde_json::from_str(&devices).expect("JSON");
     devices[0]["uuid"].as_str().expect("a UUID").to_owned()
 }
 
 /// Text and exit status of a command, with the device's UUID for `{}`.
-fn ask(place: &Place, uuid: &str, line: &str) -> (i32, String) {
+pub fn ask(place: &Place, uuid: &str, line: &str) -> (i32, String) {
     let words = line.replace("{}", uuid);
     let words: Vec<&str> = words.split(' ').collect();
     let Done { code, out, .. } = place.control(&words);
@@ -60,7 +61,11 @@ fn in_use(place: &Place) -> Vec<Value> {
 }
 
 fn limited(place: &Place, mode: &str, partition: Option<&str>) -> Command {
-    let mut command = preloaded(env!("CARGO_BIN_EXE_limited"), place.pipe());
+    limited_in(place.pipe(), mode, partition)
+}
+
+pub fn limited_in(pipe: &Path, mode: &str, partition: Option<&str>) -> Command {
+    let mut command = preloaded(env!("CARGO_BIN_EXE_limited"), pipe);
     command.env_remove(THREADS).env_remove(PARTITION).arg(mode);
     if let Some(name) = partition {
         command.env(PARTITION, name);
@@ -69,25 +74,25 @@ fn limited(place: &Place, mode: &str, partition: Option<&str>) -> Command {
 }
 
 /// A program that tells where its kernels run.
-struct Located(Running);
+pub struct Located(pub Running);
 
 impl Located {
-    fn start(mut command: Command) -> Located {
+    pub fn start(mut command: Command) -> Located {
         Located(Running::start(&mut command))
     }
 
-    fn place(&mut self) -> String {
+    pub fn place(&mut self) -> String {
         self.0.say("");
         self.0.line()
     }
 
-    fn end(mut self) {
+    pub fn end(mut self) {
         self.0.hang_up();
         self.0.finish(std::time::Duration::from_secs(60));
     }
 }
 
-fn number(shown: &str, name: &str) -> u64 {
+pub fn number(shown: &str, name: &str) -> u64 {
     let line = shown.lines().find_map(|line| line.strip_prefix(name));
     let number = line.unwrap_or_else(|| panic!("no {name} in {shown}"));
     number.trim().parse().expect("a number")
@@ -165,7 +170,7 @@ fn partitions_have_names_in_interface_3() {
     let place = daemon_with_partitions();
     let uuid = uuid(&place);
     let usage = "usage: sm-partition create NAME --device=DEVICE --chunks=CHUNKS [--server=NAME] [--include-remainder]";
-    let header = "name,device,state,chunks,sm-count,visible-uuid\n";
+    let header = "name,device,state,chunks,sm-count,visible-uuid,server\n";
     for (line, code, text) in [
         ("list --format=csv", 0, header.to_owned()),
         ("create train --device=0 --chunks=2", 0, String::new()),
@@ -204,17 +209,17 @@ fn partitions_have_names_in_interface_3() {
         (
             "create more --device=0 --chunks=1 --server=a",
             1,
-            format!("sm-partition create: clients of all servers can name a partition; leave out --server; {usage}\n"),
+            "sm-partition create: Server \"a\" not found; server list lists the servers\n".to_owned(),
         ),
         (
             "list --format=csv",
             0,
-            format!("{header}train,{{}},configured,2,2,{{}}/1\neval,{{}},configured,1,1,{{}}/2\n"),
+            format!("{header}train,{{}},configured,2,2,{{}}/1,\neval,{{}},configured,1,1,{{}}/2,\n"),
         ),
         (
             "list --all --format=csv,noheader",
             0,
-            "train,{},configured,2,2,{}/1\neval,{},configured,1,1,{}/2\n,{},unallocated,1,1,\n".to_owned(),
+            "train,{},configured,2,2,{}/1,\neval,{},configured,1,1,{}/2,\n,{},unallocated,1,1,,\n".to_owned(),
         ),
         ("delete train", 0, String::new()),
         (
@@ -249,7 +254,7 @@ fn partitions_have_names_in_interface_3() {
         ),
         (
             0,
-            ",{},created,1,1,{}/1\ntrain,{},created,2,2,{}/2\n".to_owned()
+            ",{},created,1,1,{}/1,\ntrain,{},created,2,2,{}/2,\n".to_owned()
         )
     );
     let (code, text) = ask(&place, &uuid, "-p 3 sm-partition delete train");
@@ -499,7 +504,7 @@ fn partitions_outlive_their_daemon_beside_a_server() {
     let mut inside = Located::start(limited(&place, "whereabouts", Some(&format!("{uuid}/2"))));
     assert_eq!(inside.place(), "on 1 2");
     let named = |place: &Place| ask(place, &uuid, "-p 3 sm-partition list --format=csv,noheader");
-    let rows = ",{},created,1,1,{}/1\ntrain,{},created,2,2,{}/2\n";
+    let rows = ",{},created,1,1,{}/1,\ntrain,{},created,2,2,{}/2,\n";
     let before = list(&place);
     // The next daemon has them whether it is started with the option or not.
     for options in [&["-d", "-S"][..], &["-d"]] {
@@ -516,6 +521,28 @@ fn partitions_outlive_their_daemon_beside_a_server() {
         let mut rest = Located::start(limited(&place, "whereabouts", None));
         assert_eq!(rest.place(), "on 3");
         rest.end();
+        assert_eq!(inside.place(), "on 1 2");
+    }
+    inside.end();
+}
+
+/// The next server has no clients until it has restored their sessions.
+#[test]
+fn partitions_stay_while_the_next_server_restores_the_sessions() {
+    let place = daemon_with_partitions();
+    let names = add(&place, &[1, 2]);
+    let uuid = uuid(&place);
+    let mut inside = Located::start(limited(&place, "whereabouts", Some(&names[1])));
+    assert_eq!(inside.place(), "on 1 2");
+    wait_until("the client is listed", || in_use(&place) == [json!(2)]);
+    for _ in 0..3 {
+        let old = kill_server(&place);
+        wait_until("the next server has the client", || {
+            let (code, text) = ask(&place, &uuid, "sm_partition rm {} 2");
+            let is_kept = text.contains("clients") && code == 1;
+            assert!(is_kept, "{text}\n{}", place.log("control.log"));
+            server(&place).is_some_and(|next| next != old) && in_use(&place) == [json!(2)]
+        });
         assert_eq!(inside.place(), "on 1 2");
     }
     inside.end();

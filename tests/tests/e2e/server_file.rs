@@ -1,6 +1,7 @@
 //! `mps-control -a FILE`: servers, namespaces and limits that a file describes.
 
 use super::named_servers::{TWO, ask, does, succeeds};
+use super::partitions::{self, Located, limited_in};
 use crate::pages::file;
 use mpsshim_tests::artifacts::{artifact, driver};
 use mpsshim_tests::control_daemon::{Done, Place, has_ended, other_user, wait_until};
@@ -8,7 +9,7 @@ use mpsshim_tests::peer::Peer;
 use mpsshim_tests::scene::{daemon_with, daemon_with_options};
 use nix::sys::signal::Signal;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 /// The file in docs/interface-v3.md.
@@ -340,4 +341,143 @@ fn a_file_changes_the_user_of_a_server_and_is_reserved() {
     let (code, text) = ask(&place, "apply /a/file");
     let expected = "-a: mps-control must send the file with the command, and sent none\n";
     assert_eq!((code, text.as_str()), (1, expected));
+}
+
+/// The partitions without their device: name, number of chunks, id and server.
+fn partition_list(place: &Place) -> Vec<String> {
+    let rows = succeeds(place, "sm-partition list --format=csv,noheader");
+    let row = |row: &str| {
+        let cells: Vec<&str> = row.split(',').collect();
+        let (_, id) = cells[5].rsplit_once('/').expect("an id");
+        [cells[0], cells[3], id, cells[6]].join(" ")
+    };
+    rows.lines().map(row).collect()
+}
+
+#[test]
+fn a_file_gives_servers_partitions() {
+    let place = daemon_with_options(&["-d", "-S"], &[TWO]);
+    let list = succeeds(&place, "device list --format=csv,noheader");
+    let uuid = |row: &str| row.split(',').nth(3).expect("a UUID").to_owned();
+    let [first, second] = &list.lines().map(uuid).collect::<Vec<_>>()[..] else {
+        panic!("two devices: {list}");
+    };
+    does(&place, "sm-partition create usual --device=0 --chunks=3");
+    let text = |devices: &str, servers: &str| {
+        format!("schema_version = \"1.0\"\n[servers.a]\n{devices}{servers}")
+    };
+    let table = |server: &str, uuid: &str, list: &str| {
+        format!("[[servers.{server}.devices]]\nuuid = \"{uuid}\"\nsm_partitions = {list}\n")
+    };
+    let list = "[1, { name = \"p\", chunks = 2 }]";
+    let good = text(
+        &table("a", first, list),
+        &format!(
+            "{}[servers.b]\nallowed_devices = [1, 0]\n{}{}",
+            table("a", second, "[{ chunks = 4 }]"),
+            table("b", second, "[]"),
+            table("b", first, "[3]")
+        ),
+    );
+    // All or nothing.
+    let used = format!("Device {first} has 1 free chunks of 4, fewer than 2");
+    for (devices, mistakes) in [
+        (
+            table("a", first, "[3, 2]"),
+            vec![format!("5: servers.a.devices.sm_partitions: {used}")],
+        ),
+        (
+            table("a", first, "[{ name = \"usual\", chunks = 1 }]"),
+            vec![
+                "5: servers.a.devices.sm_partitions: there is a partition usual already".to_owned(),
+            ],
+        ),
+        (
+            format!("allowed_devices = [1]\n{}", table("a", first, "[1]")),
+            vec![format!(
+                "5: servers.a.devices.uuid: the server a has no device {first}"
+            )],
+        ),
+        (
+            format!("{}{}", table("a", first, "[1]"), table("a", "0", "[5]")),
+            vec!["7: servers.a.devices.uuid: device 0 is given twice".to_owned()],
+        ),
+    ] {
+        let mistakes: Vec<&str> = mistakes.iter().map(String::as_str).collect();
+        refused(&place, &text(&devices, "[servers.c]\n"), &mistakes);
+        assert_eq!(state(&place).0, "", "{devices}");
+    }
+    applies(&place, &good);
+    await_active(&place, "a");
+    await_active(&place, "b");
+    let expected = ["usual 3 1 ", " 1 2 a", "p 2 3 a", " 4 1 a", " 3 4 b"];
+    assert_eq!(partition_list(&place), expected);
+    // Again, and in another order: nothing changes.
+    let before = state(&place);
+    applies(&place, &good);
+    applies(
+        &place,
+        &text(&table("a", first, "[{ name = \"p\", chunks = 2 }, 1]"), ""),
+    );
+    applies(&place, &text("", ""));
+    assert_eq!(partition_list(&place), expected);
+    assert_eq!(state(&place), before);
+    for list in ["[]", "[1]", "[1, 2]", "[1, { name = \"q\", chunks = 2 }]"] {
+        refused(
+            &place,
+            &text(&table("a", first, list), ""),
+            &[
+                "5: servers.a.devices.sm_partitions: the server a has other partitions of this device; change them with \
+               sm-partition create and delete, or delete the server first (server delete a)",
+            ],
+        );
+    }
+    does(&place, "server delete a");
+    assert_eq!(partition_list(&place), ["usual 3 1 ", " 3 4 b"]);
+    // The option of the daemon is missing.
+    let without = daemon_with(&[TWO]);
+    let off = partitions::OFF.trim_end();
+    let mistake = format!("5: servers.a.devices.sm_partitions: {off}");
+    refused(&without, &text(&table("a", first, "[1]"), ""), &[&mistake]);
+    applies(&without, &text(&table("a", first, "[]"), ""));
+}
+
+#[test]
+fn servers_that_are_taken_over_keep_the_ids_that_they_have_of_a_file() {
+    let place = partitions::daemon_with_partitions();
+    let device = partitions::uuid(&place);
+    does(&place, "sm-partition create usual --device=0 --chunks=2");
+    let text = format!(
+        "schema_version = \"1.0\"\n[[servers.a.devices]]\nuuid = \"{device}\"\n\
+         sm_partitions = [1, {{ name = \"p\", chunks = 2 }}]\n\
+         [[servers.b.devices]]\nuuid = \"{device}\"\nsm_partitions = [1]\n"
+    );
+    applies(&place, &text);
+    let expected = ["usual 2 1 ", " 1 2 a", "p 2 3 a", " 1 4 b"];
+    assert_eq!(partition_list(&place), expected);
+    let start = |pipe: &Path, id: u32| {
+        let name = format!("{device}/{id}");
+        Located::start(limited_in(pipe, "whereabouts", Some(&name)))
+    };
+    let mut programs = [start(&place.pipe().join("a"), 3), start(place.pipe(), 1)];
+    assert_eq!(
+        programs.each_mut().map(Located::place),
+        ["on 1 2", "on 0 1"]
+    );
+    let pid = place.daemon_pid();
+    place.signal_daemon(Signal::SIGKILL);
+    wait_until("the daemon has ended", || has_ended(pid));
+    // Without servers of another daemon, the file would give the ids 1 to 3, and the table of users' servers has 1.
+    let path = place.path().join("servers.toml");
+    let done = place.control(&["-d", "-S", "-a", path.to_str().expect("UTF-8")]);
+    assert_eq!((done.code, done.err.as_str()), (0, ""));
+    wait_until("the servers are taken over", || {
+        partition_list(&place).len() == 4 && field(&place, "a", "context-ids") == "1"
+    });
+    assert_eq!(partition_list(&place), expected);
+    assert_eq!(
+        programs.each_mut().map(Located::place),
+        ["on 1 2", "on 0 1"]
+    );
+    programs.into_iter().for_each(Located::end);
 }

@@ -4,6 +4,7 @@
 use mpsshim_control::link::ToDaemon;
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::Limits;
+use mpsshim_model::named::Named;
 use mpsshim_tests::control_daemon::{Client, Place, as_user, two_users, wait_until};
 use mpsshim_tests::programs::Running;
 use std::os::unix::process::CommandExt;
@@ -124,6 +125,60 @@ fn a_server_of_a_user_is_told_that_user_s_limits_only() {
         .nth(1);
     let limits: Limits = serde_json::from_str(limits.expect("limits")).expect("JSON");
     assert_eq!(limits.user_memory.keys().collect::<Vec<_>>(), [&one]);
+}
+
+/// The limits of a server with this name and a table of partitions, as JSON.
+fn parted(name: Option<&str>, devices: &str, names: &str) -> Limits {
+    let json = format!(r#"{{"devices":{devices},"names":{names}}}"#);
+    let named = |name: &str| {
+        Box::new(Named {
+            name: name.to_owned(),
+            ..Named::default()
+        })
+    };
+    Limits {
+        partitions: Some(serde_json::from_str(&json).expect("partitions")),
+        named: name.map(named),
+        ..Limits::default()
+    }
+}
+
+#[test]
+fn no_server_brings_partitions_of_another_one() {
+    if two_users().is_none() {
+        return;
+    }
+    let place = Place::with_daemon();
+    let of_a = parted(Some("a"), r#"{"GPU-x":{"1":[0]}}"#, r#"{"p":["GPU-x",1]}"#);
+    let (a, answer) = introduced(&place, 0, &of_a);
+    assert_eq!(answer, TAKEN);
+    let another = "it reports partitions that another server has";
+    let other = "it reports other partitions than this daemon has";
+    let refused = |limits: &Limits, why: &str| {
+        let (_impostor, answer) = introduced(&place, 0, limits);
+        let expected = format!("{{\"Refused\":{{\"reason\":\"{why}\"}}}}");
+        assert_eq!(answer, expected, "{limits:?}");
+    };
+    let same_id = r#"{"GPU-x":{"1":[3]}}"#;
+    let same_name = (r#"{"GPU-x":{"2":[1]}}"#, r#"{"p":["GPU-x",2]}"#);
+    for name in [Some("b"), None] {
+        refused(&parted(name, same_id, "{}"), another);
+        refused(&parted(name, same_name.0, same_name.1), another);
+    }
+    // Its table is not that of users' servers, and stays with its name while it has no process.
+    a.kill();
+    wait_until("the daemon has seen its end", || {
+        place.control(&["get_server_list"]).out.is_empty()
+    });
+    refused(&parted(Some("a"), same_id, "{}"), other);
+    refused(&parted(Some("a"), "{}", "{}"), other);
+    refused(&parted(None, same_id, "{}"), another);
+    let (_a, answer) = introduced(&place, 0, &of_a);
+    assert_eq!(answer, TAKEN);
+    let of_users = parted(None, r#"{"GPU-x":{"2":[0]},"GPU-y":{"1":[0]}}"#, "{}");
+    let (_users, answer) = introduced(&place, 0, &of_users);
+    assert_eq!(answer, TAKEN);
+    refused(&parted(Some("b"), r#"{"GPU-y":{"1":[7]}}"#, "{}"), another);
 }
 
 #[test]

@@ -72,11 +72,11 @@ pub enum NoPlace {
     #[error("{var}={0}, and the daemon was started without -S", var = SM_PARTITION)]
     Off(String),
     /// There is no such static partition.
-    #[error("{var}={0}: there is no such partition; lspart lists the partitions", var = SM_PARTITION)]
+    #[error("{var}={0}: there is no such partition; lspart lists the partitions, and sm-partition list (-p 3) also those of named servers", var = SM_PARTITION)]
     Unknown(String),
     /// The client names no partition, and no multiprocessors are outside of partitions.
     #[error(
-        "all multiprocessors are in static partitions; set {SM_PARTITION} to one that lspart lists"
+        "all multiprocessors are in static partitions; set {SM_PARTITION} to one that lspart lists, or at a named server sm-partition list (-p 3)"
     )]
     Full,
 }

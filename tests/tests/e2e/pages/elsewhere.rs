@@ -61,6 +61,11 @@ pub const ELSEWHERE: &[Row] = &[
         Test("e2e/named_servers.rs::several_servers_have_clients_devices_and_limits_of_their_own"),
     ),
     (
+        "docs/interface-v3.md",
+        "mps-control -d -S\n",
+        Test("e2e/named_partitions.rs::clients_get_partitions_of_their_own_server_only"),
+    ),
+    (
         "docs/operations.md",
         "$ mps-control suspend_client 4711 4822\n",
         Test(
