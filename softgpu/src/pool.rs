@@ -75,6 +75,14 @@ impl Pool {
         self.addresses.lock().push((start, room));
     }
 
+    /// Waits for the work in front of frees, if the pool has freed memory: what it gives back is not mapped any more.
+    fn drain(&self) -> R<()> {
+        if !self.freed.lock().is_empty() || !self.addresses.lock().is_empty() {
+            live()?.wait_idle();
+        }
+        Ok(())
+    }
+
     fn count(&self, which: u32, add: i64) {
         let now = self.attributes[which as usize].fetch_add(add as u64, Ordering::AcqRel);
         let now = now.wrapping_add(add as u64);
@@ -188,12 +196,6 @@ fn allocate(
     out.set(start)
 }
 
-/// Waits for the work in front of frees: memory that a pool gives back is not mapped any more.
-fn drain() -> R<()> {
-    live()?.wait_idle();
-    Ok(())
-}
-
 /// Frees memory of a pool: work queued before still finds it.
 pub fn free(address: u64, stream: u64) -> R<()> {
     if let Some(node) = node_memory::find(address)? {
@@ -203,7 +205,7 @@ pub fn free(address: u64, stream: u64) -> R<()> {
     if let Kind::Pooled(pool) = range.kind {
         // The pool may end with its last allocation.
         if find(CUmemoryPool(pool.handle)).is_err() {
-            drain()?;
+            live()?.wait_idle();
         }
         pool.count(CU_MEMPOOL_ATTR_USED_MEM_CURRENT, -(range.bytes as i64));
         let room = range.bytes.next_multiple_of(GRAIN);
@@ -264,7 +266,7 @@ api! { TABLE;
         if find(pool)?.is_default {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        drain()?;
+        find(pool)?.drain()?;
         let pool = driver()?.pools.remove(pool.0)?;
         let mut current = device(pool.device)?.pools.current.lock();
         if current.as_ref().is_some_and(|c| c.handle == pool.handle) {
@@ -310,7 +312,7 @@ api! { TABLE;
     }
     fn cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize) {
         let pool = find(pool)?;
-        drain()?;
+        pool.drain()?;
         pool.trim(keep as u64);
         Ok(())
     }

@@ -1,16 +1,17 @@
 //! For tests: a session over a segment on the heap, in which the test acts as the server.
 
 use std::alloc::{Layout, alloc_zeroed};
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
+use mpsshim_proto::handshake::DescriptorNote;
 use mpsshim_proto::message::stream::HostFunction;
 use mpsshim_proto::message::{Copy, Mark, MarkEvent, Op};
 use mpsshim_proto::ring::Consumer;
 use mpsshim_proto::segment::{ANSWER, ARRIVED, RingMemory, SEGMENT_LEN};
 use mpsshim_proto::shm::{self, Doorbell};
 use parking_lot::Mutex;
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::proxy::submit::Session;
 
@@ -83,6 +84,14 @@ impl Fake {
                 other => panic!("{other:?} in the express ring"),
             }
         }
+    }
+
+    /// Sends a descriptor that belongs to the request with this number.
+    pub fn send_descriptor(&self, token: u64, descriptor: &OwnedFd) {
+        let note = DescriptorNote { token, len: 0 };
+        let peer = self.peer.lock();
+        let peer = peer.as_ref().expect("a connection").as_fd();
+        shm::send_packet(peer, note.as_bytes(), &[descriptor.as_fd()]).expect("sent");
     }
 
     /// Takes all messages: writes the flags of marks, answers requests with success and an empty payload.

@@ -437,14 +437,20 @@ impl Session {
         *requests += 1;
         let answer = self.exchange(op, *requests, body, &[])?;
         answer.status.ok()?;
+        // A server that ended before it had answered may have sent a descriptor, too: the last one is that of the answer.
+        let mut found = None;
         loop {
             let mut note = DescriptorNote::new_zeroed();
-            let (len, mut descriptors) =
-                shm::recv_packet(self.socket.as_fd(), note.as_mut_bytes(), true)
-                    .map_err(|_| self.ended())?;
-            if len == 0 {
-                return Err(self.ended());
-            }
+            let packet =
+                shm::recv_packet(self.socket.as_fd(), note.as_mut_bytes(), found.is_none());
+            let (len, mut descriptors) = match (packet, found) {
+                (Ok((len, descriptors)), before) if len != 0 => {
+                    found = before;
+                    (len, descriptors)
+                }
+                (_, Some(descriptor)) => return Ok((answer, descriptor)),
+                (_, None) => return Err(self.ended()),
+            };
             if note.token == LAST_WORDS {
                 // The session has ended by now; the thread that notices it writes the output.
                 *locked(&self.last_words) = descriptors.pop().map(|file| (file, note.len));
@@ -454,8 +460,7 @@ impl Session {
                 tracing::warn!(len, token = note.token, "packet that belongs to no call");
                 continue;
             }
-            let descriptor = descriptors.pop().ok_or(CUDA_ERROR_OPERATING_SYSTEM)?;
-            return Ok((answer, descriptor));
+            found = Some(descriptors.pop().ok_or(CUDA_ERROR_OPERATING_SYSTEM)?);
         }
     }
 
@@ -644,5 +649,37 @@ impl Drop for Ring<'_> {
     #[inline]
     fn drop(&mut self) {
         self.wake_server();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy::fake::Fake;
+    use mpsshim_proto::message::HostAlloc;
+    use mpsshim_proto::shm::sealed_memfd;
+    use zerocopy::FromZeros;
+
+    /// A server has sent the first one and was killed before it answered.
+    #[test]
+    fn the_last_descriptor_is_the_answer_s() {
+        let fake = Fake::new();
+        for (token, len) in [(1, 4096), (99, 8192), (1, 12_288)] {
+            let file = sealed_memfd(c"memory", len).unwrap();
+            fake.send_descriptor(token, &file);
+        }
+        let received = std::thread::scope(|scope| {
+            let request = scope.spawn(|| {
+                let body = HostAlloc::new_zeroed();
+                fake.session.request_receiving(Op::HostAlloc, &body)
+            });
+            while !request.is_finished() {
+                fake.serve();
+                std::thread::yield_now();
+            }
+            request.join().unwrap()
+        });
+        let (_, file) = received.ok().expect("a descriptor");
+        assert_eq!(std::fs::File::from(file).metadata().unwrap().len(), 12_288);
     }
 }

@@ -86,7 +86,9 @@ pub fn function<'a>(
         }
         take_function(session, shared, handle)?;
     }
-    Ok(session.objects.functions.get(handle)?)
+    let function = session.objects.functions.get_mut(handle)?;
+    function.asked = true;
+    Ok(function)
 }
 
 /// `cuModuleGetFunction`; `cuLibraryGetKernel`, and `cuKernelGetFunction` for one device. A kernel's function is
@@ -136,6 +138,7 @@ pub fn get_function(session: &mut Session, shared: &Shared, call: Call<'_, GetFu
         traced: (0, 0),
         raw,
         taken,
+        asked: false,
         key,
         param_bytes,
         image: body.parent,

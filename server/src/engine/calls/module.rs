@@ -451,17 +451,26 @@ pub fn separate(session: &mut Session, shared: &Shared, handle: u64) -> Result<b
         return Ok(false);
     }
     session.end_runs(shared);
+    let moved = session
+        .objects
+        .image_mut(handle)?
+        .separate(&shared.images)?;
+    take_again(session, shared, handle)?;
+    Ok(moved)
+}
+
+/// Takes all known functions of an image from its present instances.
+fn take_again(session: &mut Session, shared: &Shared, handle: u64) -> Result<(), CUresult> {
     let image = match Handle(handle).kind() {
         Some(Kind::Library) => session.objects.libraries.get_mut(handle)?,
         _ => session.objects.images.get_mut(handle)?,
     };
-    let moved = image.separate(&shared.images)?;
     let mine = |function: &&mut Function| function.image == handle;
     for function in session.objects.functions.iter_mut().filter(mine) {
         function.raw = image.take(&shared.images, &function.key)?;
         function.taken = true;
     }
-    Ok(moved)
+    Ok(())
 }
 
 /// The driver's object of a module, or of a library on a device; the device; and whether its kernels print. Makes
@@ -539,6 +548,21 @@ pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>)
             .image(body.parent)?
             .note_loaded(&shared.images, device);
     }
+    // A restored session also uses addresses of the previous server, with which new variables must not overlap.
+    if session.lasting.kept && is_first_of(session, body.parent) {
+        for _ in 0..ELSEWHERE {
+            if !is_in_the_way(session, (body.parent, device), found) {
+                break;
+            }
+            load_elsewhere(session, shared, body.parent)?;
+            let (raw, ..) = image_ready(session, shared, body.parent, body.device)?;
+            found = look(raw)?;
+            session
+                .objects
+                .image(body.parent)?
+                .note_loaded(&shared.images, device);
+        }
+    }
     let (start, len) = found;
     let known = session.objects.globals.get(&start);
     let global = Global {
@@ -547,7 +571,6 @@ pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>)
         device,
         used: Cell::new(known.is_some_and(|known| known.used.get())),
     };
-    // A restored session also uses addresses of the previous server, with which a new variable must not overlap.
     if session.lasting.kept {
         session.check_new_address(start, global.len)?;
     }
@@ -561,6 +584,42 @@ pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>)
     }
     .as_bytes()
     .to_vec())
+}
+
+/// How often an image is loaded once more because its variables are in the way.
+const ELSEWHERE: u32 = 4;
+
+/// Whether nothing of an image has been used yet: the client knows no variable of it, and no function was launched or named by
+/// a graph. Its variables then have their initial content.
+fn is_first_of(session: &Session, image: u64) -> bool {
+    let mut globals = session.objects.globals.values();
+    let mut functions = session.objects.functions.iter();
+    !globals.any(|one| one.image == image) && !functions.any(|one| one.image == image && one.asked)
+}
+
+/// Whether the variable that was found, or another one of its image, is at an address by which the client knows another
+/// variable.
+fn is_in_the_way(
+    session: &Session,
+    (image, device): (u64, Ordinal),
+    (start, len): (u64, usize),
+) -> bool {
+    let variables = session.objects.image(image).ok();
+    let variables = variables.and_then(|image| image.variables(device));
+    let mut places: Vec<(u64, u64)> = vec![(start, len as u64)];
+    places.extend(variables.iter().flat_map(|variables| variables.places()));
+    let mut places = places.into_iter();
+    places.any(|(start, len)| session.check_new_address(start, len).is_err())
+}
+
+/// Loads an image of which nothing was used once more, so that its variables have other addresses.
+///
+/// # Errors
+/// As [`Image::load_elsewhere`](crate::engine::images::instances::Image::load_elsewhere).
+fn load_elsewhere(session: &mut Session, shared: &Shared, handle: u64) -> Result<(), CUresult> {
+    let image = session.objects.image_mut(handle)?;
+    image.load_elsewhere(&shared.images)?;
+    take_again(session, shared, handle)
 }
 
 /// Stores the initial content of a variable that no code uses in memory of the session, where the client holds it from now
@@ -882,6 +941,63 @@ mod tests {
         let status = test.status(Op::GetManaged, &named(module), NAME);
         assert_eq!(status, CUDA_ERROR_INVALID_HANDLE);
         assert_eq!((test.calls(), test.session.objects.globals.len()), (0, 0));
+    }
+
+    /// A variable of 64 bytes, at an address that depends on the driver's image.
+    extern "C" fn by_image(start: &mut u64, len: &mut usize, image: u64, _: u64) -> CUresult {
+        (*start, *len) = (image << 20, 64);
+        CUDA_SUCCESS
+    }
+
+    /// A session that has moved knows variables by addresses of the server before.
+    #[test]
+    fn an_image_whose_variables_are_in_the_way_is_loaded_elsewhere() {
+        let address = |raw: Raw| match raw {
+            Raw::Module(module) => module.0 << 20,
+            Raw::Library(library) => library.0 << 20,
+        };
+        for kind in KINDS {
+            for is_used in [false, true] {
+                let mut test = Fixture::new(&[
+                    ("cuModuleGetGlobal_v2", by_image as Symbol),
+                    ("cuLibraryGetGlobal", by_image as Symbol),
+                ]);
+                // Without logs, so that it may be loaded again.
+                let body = ImageLoad {
+                    info_log: 0,
+                    error_log: 0,
+                    ..test.load(kind)
+                };
+                assert_eq!(test.status(Op::ImageLoad, &body, &[]), CUDA_SUCCESS);
+                let image = body.image;
+                let function = test.function_of(image);
+                let place =
+                    |test: &Fixture| address(test.session.objects.image(image).expect("it").raw());
+                let first = place(&test);
+                let before = test
+                    .session
+                    .objects
+                    .functions
+                    .get(function)
+                    .expect("it")
+                    .raw;
+                test.session.lasting.kept = true;
+                let elsewhere = (64, 0x5000_0000_0000);
+                test.session.lasting.moved.insert(first + 32, elsewhere);
+                if is_used {
+                    let known = test.session.objects.functions.get_mut(function);
+                    known.expect("it").asked = true;
+                    let status = test.status(Op::GetGlobal, &named(image), NAME);
+                    assert_eq!((status, place(&test)), (CUDA_ERROR_NOT_SUPPORTED, first));
+                    continue;
+                }
+                let start: u64 = test.reply(Op::GetGlobal, &named(image), NAME).expect("it");
+                assert_eq!(start, place(&test));
+                assert_ne!(place(&test), first, "{kind:?}");
+                let function = test.session.objects.functions.get(function).expect("it");
+                assert_ne!(function.raw, before, "{kind:?}");
+            }
+        }
     }
 
     /// A module or a library with two variables of 64 bytes and no code.

@@ -483,6 +483,8 @@ pub struct Image {
     instances: Vec<Arc<Instance>>,
     /// Its family; `None` once it has a private instance.
     family: Option<Family>,
+    /// Its encoded JIT options; `None`: it cannot be loaded again, since it must not be shared.
+    options: Option<Vec<u8>>,
     /// Attributes go through [`Image::set`] because the image belongs, or belonged, to a family.
     tracked: bool,
     content: Content,
@@ -564,6 +566,7 @@ impl Image {
             id: NEXT_IMAGE.fetch_add(1, Ordering::Relaxed),
             instances: vec![instance],
             tracked: family.is_some(),
+            options: family.as_ref().map(|family| family.options.clone()),
             family,
             content,
             chosen: HashMap::new(),
@@ -871,10 +874,7 @@ impl Image {
             Raw::Library(_) => Kind::Library,
         };
         store.gpu.devices[self.device].make_current(&store.gpu.driver)?;
-        let options = self
-            .family
-            .as_ref()
-            .map_or(&[][..], |family| &family.options);
+        let options = self.options.as_deref().unwrap_or_default();
         let count = options.first().copied().unwrap_or(0);
         let options = JitOptions::read(options.get(1..).unwrap_or(&[]), count.into())
             .map_or_else(|_| JitOptions::default(), |(options, _)| options);
@@ -938,6 +938,19 @@ impl Image {
                 return Ok(false);
             }
         }
+        self.load_elsewhere(store)?;
+        Ok(true)
+    }
+
+    /// Gives the image another private instance, which holds its variables from now on, at other addresses: the present
+    /// instances stay until the image is unloaded.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_NOT_SUPPORTED` for an image that cannot be loaded again; driver errors.
+    pub fn load_elsewhere(&mut self, store: &ImageStore) -> Result<(), CUresult> {
+        if self.options.is_none() {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
         let own = self.load_another(store, self.family.clone())?;
         own.close();
         for other in &self.instances {
@@ -951,7 +964,7 @@ impl Image {
             self.chosen.entry(key.clone()).or_default().instance = None;
             self.take(store, &key)?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Loads the image on the side that the calling thread has entered, or shares an instance there.

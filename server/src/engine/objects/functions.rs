@@ -16,6 +16,8 @@ pub struct Function {
     pub raw: CUfunction,
     /// Whether `raw` has exactly the attributes that the session has set, so that it can be launched.
     pub taken: bool,
+    /// Whether it was launched, queried, or named by a graph.
+    pub asked: bool,
     /// Its name and device.
     pub key: Key,
     /// Bytes its parameters take when packed.

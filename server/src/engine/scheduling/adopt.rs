@@ -526,9 +526,9 @@ mod tests {
     use crate::engine::lasting::Lasting;
     use std::collections::BTreeSet;
 
-    /// A record of each kind, as a server has written it: lines of [`Record`]'s `Display`. `MPSSHIM_LOG` with
-    /// `mpsshim_server::engine::scheduling::adopt=trace` in the daemon's environment writes those that a server restores to server.log.
-    const RECORDED: &str = include_str!("recorded.txt");
+    /// A record of each kind, as written by a server: lines of [`Record`]'s `Display`. With
+    /// `mpsshim_server::engine::scheduling::adopt=trace` in `MPSSHIM_LOG`, server.log has the records of each restored session.
+    const RECORDED: &str = include_str!("../../recorded-session.txt");
 
     fn record(line: &str) -> Record {
         let fields: Vec<&str> = line.split(' ').collect();
@@ -575,7 +575,7 @@ mod tests {
 
     for_each_kind!(read_by_kind);
 
-    /// A server of the next release reads what this one writes.
+    /// The next release has to read the records of this one.
     #[test]
     fn recorded_sessions_are_read() {
         let records: Vec<Record> = RECORDED.lines().map(record).collect();

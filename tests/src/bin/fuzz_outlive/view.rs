@@ -5,7 +5,9 @@ use mpsshim_api::cuda::{
     CUDA_ERROR_TIMEOUT, CUresult,
 };
 use mpsshim_proto::handle::{Handle, Kind};
-use mpsshim_proto::message::graph::{GraphAttribute, GraphEnabled, GraphList, LIST_MOST};
+use mpsshim_proto::message::graph::{
+    GraphAttribute, GraphEnabled, GraphList, GraphListed, LIST_MOST, list,
+};
 use mpsshim_proto::message::memory::{Access, GetAccess, Location, PoolAccess, PoolAttribute};
 use mpsshim_proto::message::{
     Attach, EventPair, FunctionAttribute, Limit, Named, Object, Occupancy, Op, PointerQuery, Range,
@@ -140,6 +142,18 @@ impl View {
     }
 }
 
+/// The nodes of a graph, and those without dependencies, are in no particular order.
+fn without_order(op: Op, body: &[u8], mut answer: Vec<u8>) -> Vec<u8> {
+    let is_set = op == Op::GraphList
+        && GraphList::read_from_bytes(body)
+            .is_ok_and(|asked| [list::NODES, list::ROOTS].contains(&asked.what));
+    let counts = size_of::<GraphListed>().min(answer.len());
+    if is_set {
+        answer[counts..].as_chunks_mut::<8>().0.sort_unstable();
+    }
+    answer
+}
+
 fn answer(client: &mut Client, reader: Reader, question: &Question) -> Result<Answer, Sent> {
     match question {
         Question::Ask { op, body, from } => {
@@ -148,7 +162,7 @@ fn answer(client: &mut Client, reader: Reader, question: &Question) -> Result<An
                 true => payload.get(*from..).unwrap_or_default().to_vec(),
                 false => Vec::new(),
             };
-            Ok((status, part))
+            Ok((status, without_order(*op, body, part)))
         }
         Question::Content { side, range } => content(client, reader, *side, *range),
         Question::Launch { function } => launched(client, reader, *function),

@@ -1004,7 +1004,12 @@ impl Walk {
         Ok(())
     }
 
+    /// The stack size is changed only while no instance exists: natively, instances of before fail with
+    /// `CUDA_ERROR_LAUNCH_FAILED` (driver 580.159.04).
     fn limit(&mut self) -> Status {
+        if !self.execs.is_empty() {
+            return Ok(());
+        }
         let bytes = self.random.pick(&[1024usize, 2048, 4096]).unwrap_or(1024);
         self.note(|| format!("stack size {bytes}"));
         call!(cuCtxSetLimit, CU_LIMIT_STACK_SIZE, bytes)?;

@@ -163,7 +163,7 @@ mod tests {
     use super::*;
     use crate::engine::testing::{Fixture, Function};
 
-    /// Each event was recorded 5 ms after the one that was created before it.
+    /// Events were recorded in the order of their creation, 5 ms apart.
     extern "C" fn by_creation(ms: &mut f32, start: u64, end: u64) -> CUresult {
         *ms = 5.0 * ((end as i64 - start as i64) / 0x10) as f32;
         CUDA_SUCCESS
