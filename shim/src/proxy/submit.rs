@@ -679,7 +679,7 @@ mod tests {
             }
             request.join().unwrap()
         });
-        let (_, file) = received.ok().expect("a descriptor");
+        let (_, file) = received.expect("a descriptor");
         assert_eq!(std::fs::File::from(file).metadata().unwrap().len(), 12_288);
     }
 }

@@ -531,22 +531,19 @@ pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>)
     if let Some(managed) = managed_variable(session, body.parent, &name)? {
         return Ok(managed.as_bytes().to_vec());
     }
-    let (raw, device, _) = image_ready(session, shared, body.parent, body.device)?;
-    let mut found = look(raw)?;
-    session
-        .objects
-        .image(body.parent)?
-        .note_loaded(&shared.images, device);
+    let find = |session: &Session| {
+        let (raw, device, _) = image_ready(session, shared, body.parent, body.device)?;
+        let found = look(raw)?;
+        let image = session.objects.image(body.parent)?;
+        image.note_loaded(&shared.images, device);
+        Ok::<_, CUresult>((found, device))
+    };
+    let (mut found, device) = find(session)?;
     if let Some(len) = held_by_client(session, &body, device, &name) {
         return Ok(Range { start: 0, len }.as_bytes().to_vec());
     }
     if separate(session, shared, body.parent)? {
-        let (raw, ..) = image_ready(session, shared, body.parent, body.device)?;
-        found = look(raw)?;
-        session
-            .objects
-            .image(body.parent)?
-            .note_loaded(&shared.images, device);
+        (found, _) = find(session)?;
     }
     // A restored session also uses addresses of the previous server, with which new variables must not overlap.
     if session.lasting.kept && is_first_of(session, body.parent) {
@@ -555,12 +552,7 @@ pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>)
                 break;
             }
             load_elsewhere(session, shared, body.parent)?;
-            let (raw, ..) = image_ready(session, shared, body.parent, body.device)?;
-            found = look(raw)?;
-            session
-                .objects
-                .image(body.parent)?
-                .note_loaded(&shared.images, device);
+            (found, _) = find(session)?;
         }
     }
     let (start, len) = found;
