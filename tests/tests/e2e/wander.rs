@@ -52,6 +52,17 @@ impl Walker {
         !is_lost
     }
 
+    /// As [`Walker::is_well`], after a kill amid calls: the program may end with another status than 806, which is an open
+    /// defect (docs/fuzzing.md). Contents must be right.
+    fn is_well_or_ended(&mut self) -> bool {
+        let answer = self.program.line();
+        let has_ended = answer.starts_with("seed ");
+        let expected = format!("ok {} ", self.steps);
+        let is_well = answer.starts_with(&expected);
+        assert!(has_ended || is_well, "{}: {answer}", self.seed);
+        is_well
+    }
+
     fn must_be_well(&mut self) {
         assert!(self.is_well(), "seed {} was lost", self.seed);
     }
@@ -162,7 +173,7 @@ fn kills_at_any_instant_leave_random_programs_right_or_end_them() {
         std::thread::sleep(Duration::from_micros(round * 1_709 % 30_000));
         let killed = kill_server(&place);
         for walker in &mut walkers {
-            if !walker.is_well() {
+            if !walker.is_well_or_ended() {
                 lost += 1;
                 *walker = new();
             }
@@ -175,6 +186,6 @@ fn kills_at_any_instant_leave_random_programs_right_or_end_them() {
     for walker in &mut walkers {
         walker.begin(30);
         // It may have been lost after its last answer.
-        walker.is_well();
+        walker.is_well_or_ended();
     }
 }
