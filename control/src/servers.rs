@@ -40,7 +40,7 @@ use mpsshim_api::cuda::{
 };
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_proto::handshake::{MAGIC_REFUSAL, WAIT_NOTICE, Wire};
-pub use named::{Definition, NamedId, OwnLimits, Wanted, not_found};
+pub use named::{Definition, NamedId, OwnLimits, Wanted, not_found, without_device};
 pub use namespaces::{Entrance, Path as NamespacePath};
 use quarantine::{Coming, Lacking, MOST_APART};
 pub use server::{Client, Server, State};

@@ -698,8 +698,7 @@ fn around<T: IntoBytes + zerocopy::Immutable>(
     params
 }
 
-/// Whether all that a memset writes is device memory, in rows that do not overlap.
-/// Where a memset writes, from its first byte to its last; `None`: its rows overlap, or there are none.
+/// Bytes from the first to the last that a memset writes; `None`: its rows overlap, or there are none.
 fn extent(set: &CUDA_MEMSET_NODE_PARAMS) -> Option<u64> {
     let row = set.width.saturating_mul(set.element.into());
     let gaps = set.pitch.saturating_mul(set.height.saturating_sub(1));
@@ -707,6 +706,7 @@ fn extent(set: &CUDA_MEMSET_NODE_PARAMS) -> Option<u64> {
     apart.then_some(gaps.saturating_add(row))
 }
 
+/// Whether all that a memset writes is device memory, in rows that do not overlap.
 fn is_set(set: &CUDA_MEMSET_NODE_PARAMS) -> R<bool> {
     let ranges = &driver()?.ranges;
     Ok(extent(set).is_some_and(|bytes| ranges.covers(set.to, bytes)))

@@ -110,7 +110,8 @@ pub fn processes(place: &Place) -> Vec<(i32, String)> {
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
         let mut parts = environment.split(|byte| *byte == 0);
         let is_mine = parts.any(|part| part.ends_with(folder.as_bytes()));
-        is_mine.then(|| Some((pid.parse().ok()?, name.trim_end().to_owned())))?
+        let pid = pid.parse().ok()?;
+        is_mine.then(|| (pid, name.trim_end().to_owned()))
     };
     let entries = std::fs::read_dir("/proc").expect("/proc");
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());

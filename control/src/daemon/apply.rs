@@ -6,7 +6,7 @@ use crate::server_file::{
     DEVICES, DeviceTable, FILE_LIMIT, MEMORY, Mistake, Mistakes, PARTITIONS, PartitionEntry,
     ServerEntry, ServerFile, THREADS, UID, UUID,
 };
-use crate::servers::{OwnLimits, Target, Wrong};
+use crate::servers::{OwnLimits, Target, Wrong, without_device};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::named::{DEFAULT_NAMESPACE, Named, NamedDevice};
 use mpsshim_model::partitions::Partitions;
@@ -203,10 +203,7 @@ impl Daemon {
         let ordinal = find_device(known, &table.uuid)?;
         match named.own_ordinal(ordinal) {
             Some(_) => Ok(&known[ordinal]),
-            None => Err(format!(
-                "the server {} has no device {}",
-                named.name, table.uuid
-            )),
+            None => Err(without_device(&named.name, &table.uuid)),
         }
     }
 

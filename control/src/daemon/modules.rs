@@ -162,13 +162,15 @@ impl Daemon {
         remainder: bool,
     ) -> Result<(), String> {
         self.servers.partitions()?;
-        let of = server.map(|name| self.servers.table_of(name)).transpose()?;
+        let of = match server {
+            Some(name) => self.servers.table_of(name)?,
+            None => None,
+        };
         let known = self.devices.known().unwrap_or_default();
         let device = known[find_device(known, device)?].clone();
         if remainder {
             check_remainder(&device)?;
         }
-        let of = of.flatten();
         (self.servers).add_partition(of, (&device, chunks), Some(name))?;
         Ok(())
     }

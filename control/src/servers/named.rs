@@ -490,6 +490,11 @@ pub fn not_found(name: &str) -> String {
     format!("Server \"{name}\" not found; server list lists the servers")
 }
 
+/// The refusal of a device that a server does not have.
+pub fn without_device(server: &str, device: &str) -> String {
+    format!("the server {server} has no device {device}")
+}
+
 pub(super) fn not_created(name: &str) -> String {
     format!(
         "Server \"{name}\" not found among those that were created; server list lists the servers"

@@ -3,7 +3,7 @@
 //! The servers of users share a table of partitions, and each named server has its own. Ids and names are distinct over all
 //! tables, so that no client gets a partition of another server.
 
-use super::named::{OF_USERS, not_found};
+use super::named::{OF_USERS, not_found, without_device};
 use super::{Definition, NamedId, Server, Servers, State};
 use mpsshim_model::device::DeviceInfo;
 use mpsshim_model::limits::Limits;
@@ -12,6 +12,9 @@ use std::collections::BTreeSet;
 
 /// Answer to commands of a daemon without static partitions.
 const OFF: &str = "Static partitioning is off: start the daemon with -S";
+
+/// Why a server is not taken over.
+const OTHERS: &str = "it reports other partitions than this daemon has";
 
 /// Which table of partitions: `None` that of users' servers, otherwise that of a named server.
 pub type Table = Option<NamedId>;
@@ -109,10 +112,7 @@ impl Servers {
         let uuid = &device.uuid;
         let server = of.and_then(|id| self.definition(id));
         if let Some(server) = server.filter(|server| !server.named.has(device)) {
-            return Err(format!(
-                "the server {} has no device {uuid}",
-                server.named.name
-            ));
+            return Err(without_device(&server.named.name, uuid));
         }
         self.check_cut(of, device)?;
         let id = partitions.add(device, chunks, |id| self.is_partition(uuid, id))?;
@@ -368,9 +368,6 @@ impl Servers {
         }
     }
 }
-
-/// Why a server is not taken over.
-const OTHERS: &str = "it reports other partitions than this daemon has";
 
 impl Server {
     fn has_device(&self, uuid: &str) -> bool {

@@ -437,19 +437,18 @@ impl Session {
         *requests += 1;
         let answer = self.exchange(op, *requests, body, &[])?;
         answer.status.ok()?;
-        // A server that ended before it had answered may have sent a descriptor, too: the last one is that of the answer.
+        // An earlier server may have sent a descriptor and ended before it answered: the last one belongs to the answer.
         let mut found = None;
         loop {
             let mut note = DescriptorNote::new_zeroed();
             let packet =
                 shm::recv_packet(self.socket.as_fd(), note.as_mut_bytes(), found.is_none());
-            let (len, mut descriptors) = match (packet, found) {
-                (Ok((len, descriptors)), before) if len != 0 => {
-                    found = before;
-                    (len, descriptors)
+            let (len, mut descriptors) = match packet {
+                Ok(packet) if packet.0 != 0 => packet,
+                _ => {
+                    let descriptor = found.ok_or_else(|| self.ended())?;
+                    return Ok((answer, descriptor));
                 }
-                (_, Some(descriptor)) => return Ok((answer, descriptor)),
-                (_, None) => return Err(self.ended()),
             };
             if note.token == LAST_WORDS {
                 // The session has ended by now; the thread that notices it writes the output.

@@ -8,18 +8,22 @@ use std::process::Command;
 const MESSAGES: u64 = 25_000;
 
 fn fuzz(seed: u64) {
-    let output = Command::new(env!("CARGO_BIN_EXE_fuzz_engine"))
+    let mut fuzzer = Command::new(env!("CARGO_BIN_EXE_fuzz_engine"));
+    fuzzer
         .args(["--seed", &seed.to_string()])
         .args(["--messages", &MESSAGES.to_string()])
         .arg("--driver")
-        .arg(driver())
-        .output()
-        .expect("the fuzzer starts");
+        .arg(driver());
+    passes(&mut fuzzer);
+}
+
+fn passes(fuzzer: &mut Command) {
+    let output = fuzzer.output().expect("the fuzzer starts");
     let said = String::from_utf8_lossy(&output.stdout);
     let complained = String::from_utf8_lossy(&output.stderr);
     assert!(
         output.status.success() && said.contains("passed"),
-        "seed {seed}: {}\n{said}\n{complained}",
+        "{fuzzer:?}: {}\n{said}\n{complained}",
         output.status
     );
 }
@@ -30,21 +34,13 @@ const CASES: u64 = 8;
 #[test]
 fn sessions_at_rest_outlive_their_servers() {
     let _alone = alone();
-    let fuzzer = artifact("fuzz_outlive");
-    let output = Command::new(fuzzer)
+    let mut fuzzer = Command::new(artifact("fuzz_outlive"));
+    fuzzer
         .args(["--seed", "1", "--sessions", "1000000"])
         .args(["--cases", &CASES.to_string()])
         // Everything is built.
-        .env("MPSSHIM_BUILT", "1")
-        .output()
-        .expect("the fuzzer starts");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success() && said.contains("passed"),
-        "{}\n{said}\n{complained}",
-        output.status
-    );
+        .env("MPSSHIM_BUILT", "1");
+    passes(&mut fuzzer);
 }
 
 #[test]

@@ -546,8 +546,8 @@ pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>)
         (found, _) = find(session)?;
     }
     // A restored session also uses addresses of the previous server, with which new variables must not overlap.
-    if session.lasting.kept && is_first_of(session, body.parent) {
-        for _ in 0..ELSEWHERE {
+    if session.lasting.kept && is_unused(session, body.parent) {
+        for _ in 0..MOST_LOADS {
             if !is_in_the_way(session, (body.parent, device), found) {
                 break;
             }
@@ -578,12 +578,12 @@ pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>)
     .to_vec())
 }
 
-/// How often an image is loaded once more because its variables are in the way.
-const ELSEWHERE: u32 = 4;
+/// Most times that an image is loaded again because the addresses of its variables are taken.
+const MOST_LOADS: u32 = 4;
 
-/// Whether nothing of an image has been used yet: the client knows no variable of it, and no function was launched or named by
-/// a graph. Its variables then have their initial content.
-fn is_first_of(session: &Session, image: u64) -> bool {
+/// Whether an image is unused: the client knows none of its variables, and none of its functions was launched, queried or
+/// named by a graph. Its variables then have their initial content.
+fn is_unused(session: &Session, image: u64) -> bool {
     let mut globals = session.objects.globals.values();
     let mut functions = session.objects.functions.iter();
     !globals.any(|one| one.image == image) && !functions.any(|one| one.image == image && one.asked)
@@ -604,7 +604,7 @@ fn is_in_the_way(
     places.any(|(start, len)| session.check_new_address(start, len).is_err())
 }
 
-/// Loads an image of which nothing was used once more, so that its variables have other addresses.
+/// Loads an unused image again, so that its variables have other addresses.
 ///
 /// # Errors
 /// As [`Image::load_elsewhere`](crate::engine::images::instances::Image::load_elsewhere).

@@ -27,8 +27,7 @@ use std::time::{Duration, Instant};
 /// Poll intervals for a word in memory: the interval grows with the time that the wait has lasted.
 const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
-/// Poll interval for a deferred message that waits for work in flight, or is held back (`gpu::hold`): nothing is in flight
-/// then whose end would be noticed.
+/// Poll interval for a deferred message that waits for work in flight, or is held back (`gpu::hold`): neither is signalled.
 const FULL: Duration = Duration::from_micros(200);
 
 /// Condition that ends a stream's deferral.

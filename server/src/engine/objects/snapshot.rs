@@ -66,8 +66,9 @@ pub struct Saved {
     rests: Option<(u64, Instant)>,
     /// Duration of the recent snapshots.
     took: Duration,
-    /// Time that snapshots may take after short rests, by the end of the last one: less than [`IN_A_ROW`] by this much.
+    /// Part of [`IN_A_ROW`] that snapshots had used up when the last one ended.
     spent: Duration,
+    /// When the last snapshot ended.
     ended: Option<Instant>,
     /// The content saved in the session's description.
     contents: BTreeMap<Place, Contents>,
@@ -95,6 +96,7 @@ impl Saved {
         self.took = time.min((2 * self.took).max(SHORT));
     }
 
+    /// Part of [`IN_A_ROW`] that is used up now: 1/[`PART`] of the time since the last snapshot is available again.
     fn spent_by(&self, now: Instant) -> Duration {
         let since = self.ended.map(|at| now.saturating_duration_since(at));
         self.spent.saturating_sub(since.unwrap_or_default() / PART)

@@ -1,12 +1,11 @@
 //! Variables of a module without code, which kernels of another module reach by their addresses.
 
-use crate::{Status, run_one};
+use crate::{Status, load_library, run_one};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::arena::is_device;
 use mpsshim_tests::cu;
 use mpsshim_tests::peer::{data_ptx, take_ptx};
 use std::ffi::{CStr, CString, c_void};
-use std::ptr::null_mut;
 
 /// Words of the variable that is filled once.
 const WEIGHTS: usize = 1 << 14;
@@ -163,20 +162,7 @@ impl Constants {
 
     fn ends_with_its_library() -> Status<bool> {
         let image = CString::new(data_ptx(4)).expect("no NUL");
-        let mut library = CUlibrary::NULL;
-        let none = null_mut::<c_void>();
-        cu!(
-            cuLibraryLoadData,
-            &mut library,
-            image.as_ptr(),
-            none,
-            none,
-            0u32,
-            none,
-            none,
-            0u32
-        )
-        .ok()?;
+        let library = load_library(&image)?;
         let (mut limits, mut len): (CUdeviceptr, usize) = (0, 0);
         let name = c"limits".as_ptr();
         cu!(cuLibraryGetGlobal, &mut limits, &mut len, library, name).ok()?;

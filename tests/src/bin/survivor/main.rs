@@ -148,9 +148,9 @@ fn own_text() -> CString {
     CString::new(format!("{PTX}\n// {}\n", std::process::id())).expect("no NUL")
 }
 
-/// Loads [`own_text`] as a library, and looks up a kernel.
-fn load_library() -> Status {
-    let (image, mut library) = (own_text(), CUlibrary::NULL);
+/// Loads a text as a library.
+fn load_library(image: &CStr) -> Status<CUlibrary> {
+    let mut library = CUlibrary::NULL;
     let none = null_mut::<c_void>();
     cu!(
         cuLibraryLoadData,
@@ -164,8 +164,7 @@ fn load_library() -> Status {
         0u32
     )
     .ok()?;
-    let mut kernel = CUkernel::NULL;
-    cu!(cuLibraryGetKernel, &mut kernel, library, c"fill".as_ptr()).ok()
+    Ok(library)
 }
 
 /// A kernel of the image whose kernels may fail assertions, which is loaded once.
@@ -741,7 +740,8 @@ fn run() -> Status<bool> {
                 constants = Some(own);
             }
             "library" => {
-                load_library()?;
+                let (library, mut kernel) = (load_library(&own_text())?, CUkernel::NULL);
+                cu!(cuLibraryGetKernel, &mut kernel, library, c"fill".as_ptr()).ok()?;
                 say("library");
             }
             "module" => {

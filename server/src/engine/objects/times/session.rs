@@ -114,9 +114,9 @@ fn try_save_times(session: &mut Session, gpu: &Gpu) -> Result<(), CUresult> {
     Ok(())
 }
 
-/// Records an event again that an earlier server had recorded at this time. Intervals between the new records are those of the
-/// driver: if each had its time from the clock, the interval between such an event and one of this server would differ in the
-/// next one.
+/// Records an event again that an earlier server had recorded at this time. The driver measures the intervals between the new
+/// records. With a time of the clock for each, the interval between such an event and one of this server would change in the
+/// next server.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_HANDLE` for an unknown event; those of [`Gpu::record_timed`].
