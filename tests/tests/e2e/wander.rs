@@ -41,20 +41,9 @@ impl Walker {
 
     /// Whether the walk has ended well; `false`: the session was lost with its server. Anything else is a failure.
     fn is_well(&mut self) -> bool {
-        self.is_well_or(|answer| answer.ends_with(RPC_FAILURE))
-    }
-
-    /// As [`Walker::is_well`], after a kill amid calls: the program may end with another status than 806, which is an open
-    /// defect (docs/fuzzing.md). Contents must be right.
-    fn is_well_or_ended(&mut self) -> bool {
-        self.is_well_or(|_| true)
-    }
-
-    /// Whether the walk has ended well; otherwise a call has failed, which `may_end` allows by the program's answer.
-    fn is_well_or(&mut self, may_end: impl Fn(&str) -> bool) -> bool {
         let answer = self.program.line();
         let is_well = answer.starts_with(&format!("ok {} ", self.steps));
-        let has_ended = answer.starts_with("seed ") && may_end(&answer);
+        let has_ended = answer.starts_with("seed ") && answer.ends_with(RPC_FAILURE);
         assert!(is_well || has_ended, "{}: {answer}", self.seed);
         is_well
     }
@@ -169,7 +158,7 @@ fn kills_at_any_instant_leave_random_programs_right_or_end_them() {
         std::thread::sleep(Duration::from_micros(round * 1_709 % 30_000));
         let killed = kill_server(&place);
         for walker in &mut walkers {
-            if !walker.is_well_or_ended() {
+            if !walker.is_well() {
                 lost += 1;
                 *walker = new();
             }
@@ -182,6 +171,6 @@ fn kills_at_any_instant_leave_random_programs_right_or_end_them() {
     for walker in &mut walkers {
         walker.begin(30);
         // It may have been lost after its last answer.
-        walker.is_well_or_ended();
+        walker.is_well();
     }
 }

@@ -89,6 +89,28 @@ struct Header {
     answered_at: AtomicU64,
     journal: journal::Head,
     streams: [Progress; STREAMS],
+    begun: BegunHead,
+}
+
+/// The last message that began to change the session, and the state before it.
+#[repr(C)]
+struct BegunHead {
+    /// Ring position after the message; 0: none is being executed.
+    behind: AtomicU64,
+    /// [`Header::end`].
+    end: AtomicU64,
+    /// [`Header::bonds`].
+    bonds: AtomicU32,
+}
+
+/// A message that changes the session and was being executed when its server ended.
+#[derive(Debug)]
+pub struct Begun {
+    /// Ring position after the message.
+    pub behind: u64,
+    /// Bonds before the message.
+    pub bonds: Bonds,
+    end: u64,
 }
 
 const _: () = assert!(size_of::<Header>() <= HEADER);
@@ -220,6 +242,62 @@ impl Description {
         let header = self.header();
         header.answers.store(answers, Ordering::Relaxed);
         header.answered_at.store(position, Ordering::Release);
+    }
+
+    /// Notes that the message before this position in the ring begins to change the session.
+    #[inline]
+    pub fn begin_change(&self, behind: u64) {
+        let header = self.header();
+        let begun = &header.begun;
+        // A server that ends meanwhile leaves no message: its position is behind this one's start.
+        begun.behind.store(0, Ordering::Relaxed);
+        begun
+            .end
+            .store(header.end.load(Ordering::Relaxed), Ordering::Release);
+        begun
+            .bonds
+            .store(header.bonds.load(Ordering::Relaxed), Ordering::Release);
+        begun.behind.store(behind, Ordering::Release);
+    }
+
+    /// Notes that the message of the last [`Description::begin_change`] was not executed.
+    pub fn cancel_change(&self) {
+        self.header().begun.behind.store(0, Ordering::Release);
+    }
+
+    /// The message that was being executed, if the messages before `taken` were taken from the ring.
+    pub fn begun(&self, taken: u64) -> Option<Begun> {
+        let begun = &self.header().begun;
+        let behind = begun.behind.load(Ordering::Acquire);
+        let is_taken = behind == 0 || (behind.wrapping_sub(taken) as i64) <= 0;
+        (!is_taken).then(|| Begun {
+            behind,
+            bonds: Bonds(begun.bonds.load(Ordering::Relaxed)),
+            end: begun.end.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Whether records were appended since the message began.
+    pub fn has_changed(&self, begun: &Begun) -> bool {
+        self.header().end.load(Ordering::Acquire) != begun.end
+    }
+
+    /// Drops the records that were appended since the message at `taken` began: it was not executed. Returns `false` if they
+    /// were compacted with the ones before.
+    #[must_use]
+    pub fn undo(&self, begun: &Begun, taken: u64) -> bool {
+        let header = self.header();
+        let now = header.end.load(Ordering::Acquire);
+        let is_same_area = (now ^ begun.end) & SECOND == 0;
+        if is_same_area {
+            header.end.store(begun.end, Ordering::Release);
+            let is_described =
+                (header.described.load(Ordering::Relaxed).wrapping_sub(taken) as i64) > 0;
+            if is_described {
+                self.set_described(taken);
+            }
+        }
+        is_same_area
     }
 
     /// Position after the request at `taken`, if the number of answers tells that it was answered.
@@ -652,6 +730,30 @@ mod tests {
         assert_eq!(description.answered(32, 7), None, "not yet");
         assert_eq!(description.answered(32, 8), Some(64));
         assert_eq!(description.answered(64, 8), None, "taken");
+    }
+
+    #[test]
+    fn a_change_that_was_not_completed_is_undone() {
+        let description = described(&[record(Kind::Makes, 7, 1, b"stream")]);
+        assert!(description.begun(0).is_none());
+        description.begin_change(64);
+        let begun = description.begun(32).expect("a message");
+        assert!(!description.has_changed(&begun));
+        assert!(description.append(&record(Kind::Makes, 7, 2, b"stream")));
+        assert!(description.append(&record(Kind::Ends, 0, 1, b"")));
+        description.set_described(64);
+        assert!(description.has_changed(&begun));
+        assert!(description.undo(&begun, 32));
+        assert_eq!(
+            description.records(),
+            [record(Kind::Makes, 7, 1, b"stream")]
+        );
+        assert_eq!(description.described(), 32);
+        assert!(description.begun(64).is_none(), "it was taken");
+        description.compact().expect("room");
+        assert!(!description.undo(&begun, 32));
+        description.cancel_change();
+        assert!(description.begun(32).is_none());
     }
 
     #[test]

@@ -43,6 +43,8 @@ macro_rules! for_each_kind {
             Leaves = 22: 3, First, WithObject;
             /// Time of an event's last record; the key is the event's handle.
             Time = 23: 1, Contents, WithObject;
+            /// Whether an event's last record was in a capture; the key is the event's handle.
+            Captured = 29: 1, Contents, WithObject;
             /// A limit of a device's context; the key is the server's ordinal, with the limit in the upper half.
             Limit = 24: 1, Objects, Never;
             /// A memory pool; the key is its handle. Its memory may be made before it.
@@ -185,7 +187,7 @@ mod tests {
     fn a_number_names_its_kind() {
         let known = (0..100).filter_map(Kind::of);
         let known: Vec<Kind> = known.collect();
-        assert_eq!(known.len(), 22);
+        assert_eq!(known.len(), 23);
         assert!(
             known
                 .iter()

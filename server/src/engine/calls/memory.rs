@@ -459,6 +459,10 @@ pub fn pointer_attribute(session: &mut Session, shared: &Shared, body: PointerQu
         .gpu
         .driver
         .pointer_get_attribute(value.as_mut_ptr().cast(), body.attribute, pointer)?;
+    // The client knows a variable that has moved by its first address.
+    if body.attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR {
+        value[0] = value[0].wrapping_add(body.pointer.wrapping_sub(pointer));
+    }
     Ok(number(value[0]))
 }
 

@@ -120,10 +120,11 @@ macro_rules! argument {
     };
 }
 
-/// One match arm for each row of the table: decodes the body, calls the handler, and passes the result to `$then`.
+/// One match arm for each row of the table: calls `$before`, decodes the body, calls the handler, and passes the result to
+/// `$then`.
 macro_rules! handle_by_table {
     (
-        ($shared:ident, $session:ident, $message:ident, $then:ident)
+        ($shared:ident, $session:ident, $message:ident, $before:ident, $then:ident)
         $(
             #[doc = $doc:literal]
             $name:ident = $number:literal: $kind:ident $handler:ident($body:ty $(, $rest:ident)?) $(-> $answer:ty)?;
@@ -132,12 +133,27 @@ macro_rules! handle_by_table {
     ) => {
         match $message.op {
             $(Op::$name => {
+                $before!($name, $session, $message);
                 let call = $message.decode::<Body<$number>>();
                 let outcome = call.and_then(|call| $handler($session, $shared, argument!(call $(, $rest)?)));
                 $then!($name, $kind, outcome, $shared, $session, $message)
             })*
         }
     };
+}
+
+/// Notes that a message changes the session.
+macro_rules! begin {
+    ($name:ident, $session:ident, $message:ident) => {
+        if const { !matches!(Op::$name.change(), Change::Nothing) } {
+            $session.begin_change($message);
+        }
+    };
+}
+
+/// Notes nothing.
+macro_rules! begin_silently {
+    ($name:ident, $session:ident, $message:ident) => {};
 }
 
 /// Describes an executed message, and notifies the client.
@@ -156,7 +172,11 @@ macro_rules! conclude {
             // Its memory may have been allocated again.
             $session.note_done($message);
         }
-        Outcome::<$kind>::conclude($outcome, $shared, $session, Op::$name)
+        let done = Outcome::<$kind>::conclude($outcome, $shared, $session, Op::$name);
+        if const { !matches!(Op::$name.change(), Change::Nothing) } && done.is_err() {
+            $session.shared.description.cancel_change();
+        }
+        done
     }};
 }
 
@@ -177,7 +197,7 @@ pub fn perform(
     session: &mut Session,
     message: Incoming<'_>,
 ) -> Result<(), Undone> {
-    for_each_op!(handle_by_table(shared, session, message, conclude))
+    for_each_op!(handle_by_table(shared, session, message, begin, conclude))
 }
 
 /// Executes a message of which the client already knows the result.
@@ -189,7 +209,13 @@ pub fn replay(
     session: &mut Session,
     message: Incoming<'_>,
 ) -> Result<(), CallError> {
-    for_each_op!(handle_by_table(shared, session, message, status_only))
+    for_each_op!(handle_by_table(
+        shared,
+        session,
+        message,
+        begin_silently,
+        status_only
+    ))
 }
 
 /// Result of a handler for this kind of operation.

@@ -79,13 +79,16 @@ pub fn begin_description(session: &mut Session, images: &ImageStore) {
 
 /// Describes an executed message that changes the session's state.
 pub fn note_change(session: &mut Session, images: &ImageStore, message: Incoming<'_>) {
+    if session.lasting.kept {
+        write_change(session, images, message);
+        if !session.inbox.held.is_replaying() {
+            session.note_executed(message);
+        }
+    }
+}
+
+fn write_change(session: &mut Session, images: &ImageStore, message: Incoming<'_>) {
     let op = message.op;
-    if !session.lasting.kept {
-        return;
-    }
-    if !session.inbox.held.is_replaying() {
-        session.note_executed(message);
-    }
     let (kind, at) = match op.change() {
         Change::Makes(at) => (Kind::Makes, at),
         Change::Sets(at) => (Kind::Sets, at),

@@ -30,6 +30,7 @@ use mpsshim_control::panics;
 use mpsshim_control::seqpacket;
 use mpsshim_model::client::EngineEvent;
 use mpsshim_proto::message::Op;
+use mpsshim_proto::ops::Change;
 use mpsshim_proto::ring::Consumer;
 use mpsshim_proto::segment::{self, RingMemory, reached};
 use mpsshim_proto::shm::{Doorbell, Mapping};
@@ -342,8 +343,10 @@ type Opened = (Box<Session>, Vec<Record>, Option<InFlight>);
 /// Creates the session in its initial state.
 fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
     let mut records = Vec::new();
-    let mut client = None;
+    let (mut client, mut ring) = (None, None);
     if parts.description.is_readable() {
+        // Undoes records.
+        ring = Some(resume(&parts));
         for record in parts.description.records() {
             tracing::trace!("record {record}");
             match record.kind {
@@ -352,12 +355,12 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
             }
         }
     }
-    let Some(client) = client else {
+    let (Some(client), Some(ring)) = (client, ring) else {
         let why = "it is of another release".to_owned();
         return Err(turn_away(parts, 0, why));
     };
     let uid = client.info.uid;
-    let (rings, commands) = match may_go_on(&parts) {
+    let (rings, commands) = match ring.and_then(|ring| may_go_on(&parts, ring)) {
         Ok(found) => found,
         Err(why) => return Err(turn_away(parts, uid, why)),
     };
@@ -420,10 +423,33 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
 /// Its command ring and its express ring, which are valid as long as the segment's mapping.
 type Rings = [Consumer<RingMemory>; 2];
 
-/// Checks whether a session may be restored. Returns its rings, and the commands to execute again.
-fn may_go_on(parts: &Parts) -> Result<(Rings, Option<Vec<Entry>>), Lost> {
+fn header_of(parts: &Parts) -> &segment::Header {
     // SAFETY: the mapping has SEGMENT_LEN bytes, and its first page is a header, which is all atomics.
-    let header = unsafe { &*parts.segment.base().cast::<segment::Header>() };
+    unsafe { &*parts.segment.base().cast() }
+}
+
+/// The command ring of a session, at the first message that its server had not executed.
+fn resume(parts: &Parts) -> Result<Consumer<RingMemory>, Lost> {
+    let (header, description) = (header_of(parts), &parts.description);
+    // A request that was answered, but not taken from the ring any more.
+    let taken = header.tail.0.load(Ordering::Acquire);
+    let answers = header.answers.0.load(Ordering::Acquire);
+    if let Some(position) = description.answered(taken, answers) {
+        header.tail.0.store(position, Ordering::Release);
+    }
+    // SAFETY: the mapping has SEGMENT_LEN bytes and is kept by the session that gets the consumer.
+    let ring = unsafe { RingMemory::new(parts.segment.base()) };
+    let mut consumer = Consumer::resume(ring).map_err(|violation| violation.to_string())?;
+    settle_change(description, &mut consumer)?;
+    Ok(consumer)
+}
+
+/// Checks whether a session may be restored. Returns its rings, and the commands to execute again.
+fn may_go_on(
+    parts: &Parts,
+    consumer: Consumer<RingMemory>,
+) -> Result<(Rings, Option<Vec<Entry>>), Lost> {
+    let header = header_of(parts);
     let rested = header.replay.0.rested.load(Ordering::Acquire);
     let (description, journal) = (&parts.description, parts.description.journal());
     let bonds = match journal.is_on() {
@@ -433,12 +459,6 @@ fn may_go_on(parts: &Parts) -> Result<(Rings, Option<Vec<Entry>>), Lost> {
     if !bonds.is_empty() {
         return Err(format!("it was bound to its context by {bonds}"));
     }
-    // A request that was answered, but not taken from the ring any more.
-    let taken = header.tail.0.load(Ordering::Acquire);
-    let answers = header.answers.0.load(Ordering::Acquire);
-    if let Some(position) = description.answered(taken, answers) {
-        header.tail.0.store(position, Ordering::Release);
-    }
     let flag = |slot: u32, value: u32| reached(segment::flag_of(&parts.segment, slot), value);
     let mut commands = None;
     // Changes that are not saved are made by executing the commands again.
@@ -446,9 +466,6 @@ fn may_go_on(parts: &Parts) -> Result<(Rings, Option<Vec<Entry>>), Lost> {
         commands = Some(pending(journal, header, flag)?);
         journal.note_attempt(rested)?;
     }
-    // SAFETY: the mapping has SEGMENT_LEN bytes and is kept by the session that gets the consumer.
-    let ring = unsafe { RingMemory::new(parts.segment.base()) };
-    let consumer = Consumer::resume(ring).map_err(|violation| violation.to_string())?;
     let (taken, described) = (consumer.place().position(), parts.description.described());
     if (taken.wrapping_sub(described) as i64) < 0 {
         return Err("a call of its client was executed and not answered".into());
@@ -463,6 +480,33 @@ fn may_go_on(parts: &Parts) -> Result<(Rings, Option<Vec<Entry>>), Lost> {
     let express = unsafe { RingMemory::express(parts.segment.base()) };
     let express = Consumer::resume(express).map_err(|violation| violation.to_string())?;
     Ok(([consumer, express], commands))
+}
+
+/// Completes or undoes what the message at the ring's tail had changed when its server ended.
+fn settle_change(
+    description: &Description,
+    consumer: &mut Consumer<RingMemory>,
+) -> Result<(), Lost> {
+    let found = consumer.peek().map_err(|violation| violation.to_string())?;
+    let taken = consumer.place().position();
+    let (Some(found), Some(begun)) = (found, description.begun(taken)) else {
+        return Ok(());
+    };
+    let is_described = (description.described().wrapping_sub(begun.behind) as i64) >= 0;
+    // Those that release memory append one record, and make the keeper drop the memory behind it.
+    let is_done = |op: Op| {
+        let releases = op.change() == Change::Own && description.has_changed(&begun);
+        !op.is_request() && (is_described || releases)
+    };
+    if Op::from_u16(found.op).is_some_and(is_done) {
+        consumer.consume(&found);
+        return Ok(());
+    }
+    let unbound = begun.bonds.0 & !description.bonds().0 != 0;
+    if unbound || !description.undo(&begun, taken) {
+        return Err("a call of its client was executed in part".into());
+    }
+    Ok(())
 }
 
 /// Restores objects of a session, in this order.
@@ -494,7 +538,7 @@ mod kinds {
     pub use crate::engine::lasting::memory::{Host, Memory};
     pub use crate::engine::lasting::messages::{Client, Leaves};
     pub use crate::engine::lasting::pools::{Pool, PoolMemory};
-    pub use crate::engine::lasting::times::Time;
+    pub use crate::engine::lasting::times::{Captured, Time};
     pub use crate::engine::lasting::virtual_memory::{
         Access, Mapping, Physical, Released, Reservation,
     };
@@ -524,6 +568,10 @@ for_each_kind!(make_by_kind);
 mod tests {
     use super::*;
     use crate::engine::lasting::Lasting;
+    use mpsshim_model::bonds::Bonds;
+    use mpsshim_proto::ring::Producer;
+    use mpsshim_proto::shm::sealed_memfd;
+    use mpsshim_proto::wire;
     use std::collections::BTreeSet;
 
     /// A record of each kind, as written by a server: lines of [`Record`]'s `Display`. With
@@ -586,5 +634,72 @@ mod tests {
             .filter(|kind| !found.contains(&(**kind as u16)))
             .collect();
         assert!(missing.is_empty(), "no record of {missing:?}");
+    }
+
+    /// A ring with one message, and the description of its session while the message is executed.
+    struct Interrupted {
+        ring: Mapping,
+        description: Description,
+        behind: u64,
+    }
+
+    impl Interrupted {
+        fn new(op: Op) -> Interrupted {
+            let file = sealed_memfd(c"segment", segment::SEGMENT_LEN as u64).expect("a file");
+            let ring = Mapping::new(file.as_fd(), segment::SEGMENT_LEN).expect("a mapping");
+            // SAFETY: the mapping has SEGMENT_LEN bytes and lives longer.
+            let mut producer = Producer::new(unsafe { RingMemory::new(ring.base()) });
+            let room = producer.reserve(16).expect("room");
+            producer.publish(room, op as u16, 0, 1);
+            let behind = producer.position();
+            let description = Description::new(wire::OWN).expect("a description");
+            assert!(description.append(&Record::ending(Kind::Gone, 0, 1)));
+            description.set_bonds(Bonds::ARRAYS, 0);
+            description.begin_change(behind);
+            Interrupted {
+                ring,
+                description,
+                behind,
+            }
+        }
+
+        fn append(&self) {
+            let record = Record::of(Kind::Sets, 502, 2, &());
+            assert!(self.description.append(&record));
+        }
+
+        /// Whether the message was taken, and the number of records.
+        fn settled(&self) -> Result<(bool, usize), Lost> {
+            // SAFETY: the mapping has SEGMENT_LEN bytes and lives longer.
+            let ring = unsafe { RingMemory::new(self.ring.base()) };
+            let mut consumer = Consumer::resume(ring).expect("a ring");
+            settle_change(&self.description, &mut consumer)?;
+            let taken = consumer.place().position() == self.behind;
+            assert!(taken || self.description.described() < self.behind);
+            Ok((taken, self.description.records().len()))
+        }
+    }
+
+    #[test]
+    fn an_interrupted_change_is_completed_or_undone() {
+        for op in [Op::MemRelease, Op::UnmapMemory, Op::StreamCreate] {
+            let begun = Interrupted::new(op);
+            assert_eq!(begun.settled(), Ok((false, 0)), "{op:?}: nothing was done");
+            begun.append();
+            let is_done = op == Op::MemRelease;
+            let records = usize::from(is_done);
+            assert_eq!(begun.settled(), Ok((is_done, records)), "{op:?}");
+            let begun = Interrupted::new(op);
+            begun.append();
+            begun.description.set_described(begun.behind);
+            let is_done = !op.is_request();
+            let records = usize::from(is_done);
+            assert_eq!(begun.settled(), Ok((is_done, records)), "{op:?}: described");
+        }
+        let begun = Interrupted::new(Op::UnmapMemory);
+        begun.description.set_bonds(Bonds::default(), 0);
+        assert!(begun.settled().is_err(), "it was bound before");
+        begun.description.cancel_change();
+        assert_eq!(begun.settled(), Ok((false, 0)), "it was left in the ring");
     }
 }

@@ -54,6 +54,16 @@ impl Session {
         }
     }
 
+    /// Notes that the message at the ring's tail begins to change the session: if the server ends meanwhile, the next one
+    /// undoes the change and executes the message again.
+    #[inline]
+    pub fn begin_change(&self, message: Incoming<'_>) {
+        if self.lasting.kept && !self.inbox.held.is_replaying() {
+            let behind = self.inbox.consumer.place().after(message.len());
+            self.shared.description.begin_change(behind.position());
+        }
+    }
+
     /// Notes that the message at the ring's tail has been executed, so that another server does not execute it again.
     #[inline]
     pub fn note_executed(&self, message: Incoming<'_>) {

@@ -1,9 +1,6 @@
 //! What a client can see of its session: answers to queries, and the contents of its memory.
 
-use mpsshim_api::cuda::{
-    CU_MEM_LOCATION_TYPE_DEVICE, CU_POINTER_ATTRIBUTE_RANGE_START_ADDR, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_TIMEOUT, CUresult,
-};
+use mpsshim_api::cuda::{CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_TIMEOUT, CUresult};
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::graph::{
     GraphAttribute, GraphEnabled, GraphList, GraphListed, LIST_MOST, list,
@@ -103,13 +100,7 @@ impl View {
         let mut rows = Vec::with_capacity(questions.len());
         for question in questions {
             let answer = answer(client, reader, &question)?;
-            // An event that was recorded in a capture is one that was never recorded in the next server.
-            let of_event = |op| matches!(op, Op::EventQuery | Op::EventElapsed);
-            let is_captured = answer.0 == CUDA_ERROR_INVALID_VALUE
-                && matches!(&question, Question::Ask { op, .. } if of_event(*op));
-            if !is_captured {
-                rows.push((question, answer));
-            }
+            rows.push((question, answer));
         }
         Ok(View(rows))
     }
@@ -410,7 +401,7 @@ fn of_memory(client: &Client, all: &mut Vec<Question>) {
             all.push(Question::Content { side, range: part });
         }
         // The range around a variable has another start in the next server.
-        for attribute in (0..22).filter(|one| *one != CU_POINTER_ATTRIBUTE_RANGE_START_ADDR) {
+        for attribute in 0..22 {
             let body = PointerQuery {
                 pointer: range.start,
                 attribute,

@@ -29,6 +29,8 @@ pub struct Graph {
     pub recipe: Recipe,
     /// In the order of its operations; none if it was captured.
     pub nodes: Vec<CUgraphNode>,
+    /// Recorded in its capture.
+    event: Option<CUevent>,
 }
 
 pub struct Exec {
@@ -66,14 +68,15 @@ impl Recipe {
         hands: &mut Hands,
     ) -> Status<Graph> {
         let mut graph = CUgraph::NULL;
-        let nodes = match &self.made {
+        let (nodes, event) = match &self.made {
             Made::Built => {
                 call!(cuGraphCreate, &mut graph, 0 as c_uint)?;
-                add_all(&self.acts, graph, context, buffers, images)?
+                (add_all(&self.acts, graph, context, buffers, images)?, None)
             }
             Made::Captured(both, forks) => {
-                graph = self.capture(*both, *forks, streams, buffers, images, hands)?;
-                Vec::new()
+                let event;
+                (graph, event) = self.capture(*both, *forks, streams, buffers, images, hands)?;
+                (Vec::new(), Some(event))
             }
             Made::Once => unreachable!("it cannot be repeated"),
         };
@@ -81,6 +84,7 @@ impl Recipe {
             graph,
             recipe: self,
             nodes,
+            event,
         })
     }
 
@@ -92,9 +96,11 @@ impl Recipe {
         buffers: &Buffers,
         images: &Images,
         hands: &mut Hands,
-    ) -> Status<CUgraph> {
+    ) -> Status<(CUgraph, CUevent)> {
         let (main, side) = (streams.handle(first), streams.handle(second));
         hands.rest();
+        let mut event = CUevent::NULL;
+        call!(cuEventCreate, &mut event, CU_EVENT_DISABLE_TIMING)?;
         let mode = CU_STREAM_CAPTURE_MODE_RELAXED;
         call!(cuStreamBeginCapture_v2, main, mode)?;
         if forks {
@@ -108,9 +114,10 @@ impl Recipe {
         if forks {
             hands.order(side, main)?;
         }
+        call!(cuEventRecord, event, main)?;
         let mut graph = CUgraph::NULL;
         call!(cuStreamEndCapture, main, &mut graph)?;
-        Ok(graph)
+        Ok((graph, event))
     }
 }
 
@@ -142,11 +149,26 @@ impl Graph {
         })
     }
 
-    /// At rest: it has as many nodes as it was given.
+    /// # Errors
+    /// A call's status.
+    pub fn destroy(self) -> Status<Recipe> {
+        call!(cuGraphDestroy, self.graph)?;
+        if let Some(event) = self.event {
+            call!(cuEventDestroy_v2, event)?;
+        }
+        Ok(self.recipe)
+    }
+
+    /// At rest: it has as many nodes as it was given, and the event of its capture cannot be queried.
     ///
     /// # Errors
     /// A call's status, or the difference.
     pub fn check(&self) -> Status {
+        if let Some(event) = self.event {
+            let status = mpsshim_tests::cu!(cuEventQuery, event);
+            let what = || "query of an event that was recorded in a capture".into();
+            crate::calls::same(what, status, CUDA_ERROR_INVALID_VALUE)?;
+        }
         if self.nodes.is_empty() {
             return Ok(());
         }
@@ -170,8 +192,7 @@ impl Exec {
     pub fn update(&mut self, graph: Graph) -> Status {
         let mut info = CUgraphExecUpdateResultInfo::default();
         call!(cuGraphExecUpdate_v2, self.exec, graph.graph, &mut info)?;
-        call!(cuGraphDestroy, graph.graph)?;
-        self.recipe = graph.recipe;
+        self.recipe = graph.destroy()?;
         self.of = None;
         Ok(())
     }

@@ -982,7 +982,7 @@ impl Walk {
                 exec.of = None;
             }
         }
-        call!(cuGraphDestroy, graph.graph)
+        graph.destroy().map(drop)
     }
 
     /// Destroys the graphs and instances that use something.

@@ -15,11 +15,15 @@ use std::collections::BTreeMap;
 /// # Errors
 /// `CUDA_ERROR_INVALID_HANDLE` for an unknown event.
 #[inline]
-pub fn note_recorded(session: &mut Session, event: u64, captured: bool) -> Result<(), CUresult> {
-    let event = session.objects.events.get_mut(event)?;
+pub fn note_recorded(session: &mut Session, handle: u64, captured: bool) -> Result<(), CUresult> {
+    let event = session.objects.events.get_mut(handle)?;
+    let is_other = event.captured != captured;
     event.note_recorded(captured);
     if session.lasting.times.note(event) {
         session.bind_to(Bonds::TIMES);
+    }
+    if is_other && session.lasting.kept {
+        session.write_down(Record::of(Kind::Captured, 0, handle, &captured));
     }
     Ok(())
 }
@@ -142,6 +146,31 @@ pub fn record_again(
     event.recorded = true;
     event.time.record = Some(at);
     event.time.original = Some(original);
+    Ok(())
+}
+
+/// Records an event in a capture again, which the driver refuses to query.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_HANDLE` for an unknown event; the driver's status.
+pub fn capture_again(session: &mut Session, gpu: &Gpu, handle: u64) -> Result<(), CUresult> {
+    let event = session.objects.events.get_mut(handle)?;
+    let (device, driver) = (&gpu.devices[event.device], &gpu.driver);
+    device.make_current(driver)?;
+    let stream = device.take_stream(driver, 0)?;
+    let mut graph = CUgraph::NULL;
+    let captured = driver
+        .begin_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED)
+        .and_then(|()| {
+            let recorded = driver.event_record(event.raw, stream, 0);
+            recorded.and(driver.graph.end_capture(stream, &mut graph))
+        });
+    if !graph.is_null() {
+        let _ = driver.graph.destroy(graph);
+    }
+    device.keep_stream(driver, 0, stream);
+    captured?;
+    event.note_recorded(true);
     Ok(())
 }
 
