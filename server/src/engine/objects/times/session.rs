@@ -160,6 +160,7 @@ pub fn capture_again(session: &mut Session, gpu: &Gpu, handle: u64) -> Result<()
     let stream = device.take_stream(driver, 0)?;
     let mut graph = CUgraph::NULL;
     let captured = driver
+        .graph
         .begin_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED)
         .and_then(|()| {
             let recorded = driver.event_record(event.raw, stream, 0);
