@@ -598,10 +598,10 @@ impl Servers {
 
     /// If a server has ended unexpectedly, starts another server that continues its sessions; returns whether it did.
     fn succeed(&mut self, server: &mut Server) -> bool {
-        let is_starting = server.state == State::Initializing;
+        let is_starting = server.state == State::Initializing || !server.to_restore().is_empty();
         let hands_over = server.state == State::HandedOver;
-        let ended_well = server.state == State::Stopping || self.closing && !hands_over;
-        let is_idle = server.sessions.is_empty() && !is_starting && !hands_over;
+        let ended_well = server.ends_now || self.closing && !hands_over;
+        let is_idle = !server.has_live_clients() && !is_starting && !hands_over;
         if ended_well || is_idle || server.standby_of.is_some() {
             return false;
         }

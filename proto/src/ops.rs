@@ -292,7 +292,7 @@ macro_rules! for_each_op {
             /// Confines the session to a part of the multiprocessors; the answer is their number.
             Confine = 605: Request confine(context::Confine) -> Value; SlowSubmits, Free, Never, Nothing, Binds;
             /// Sets the client's own memory limit of a device.
-            LimitMemory = 606: Async limit_memory(context::LimitMemory); Dispatch, Everything, Never, Nothing, [Makes device];
+            LimitMemory = 606: Async limit_memory(context::LimitMemory); Dispatch, Everything, Never, Nothing, [Sets device];
         }
     };
 }

@@ -174,8 +174,10 @@ pub struct Server {
     pub(super) parted: Option<(Stranger, String)>,
     /// It ends with the clients that could not move to the next server.
     pub(super) left_behind: bool,
-    /// Received while it handed over its clients: an order to end once they have gone.
-    pub(super) stops_later: bool,
+    /// It was told to end once its clients have gone.
+    pub(super) ends_later: bool,
+    /// It was told to end at once, with its clients.
+    pub(super) ends_now: bool,
     /// A connection that is closed as soon as its threads end.
     life: Option<Stranger>,
     /// Its threads are ending: until then, it is looked at often.
@@ -203,9 +205,9 @@ pub struct Server {
 impl Server {
     /// Clients of the server that it replaces, whose sessions it may restore until it is ready.
     pub(super) fn to_restore(&self) -> &[i32] {
-        match self.state {
-            State::Initializing => &self.of_predecessor,
-            _ => &[],
+        match self.is_starting() {
+            true => &self.of_predecessor,
+            false => &[],
         }
     }
 
@@ -268,7 +270,8 @@ impl Server {
             stays: None,
             parted: None,
             left_behind: false,
-            stops_later: false,
+            ends_later: false,
+            ends_now: false,
             keeper: None,
             life: None,
             dying_until: None,
@@ -389,15 +392,38 @@ impl Server {
         self.release.speaks(wire)
     }
 
+    /// Whether it is not ready yet, and is to serve clients: its own until it was told to end, those of its predecessor also
+    /// then.
+    pub(super) fn is_starting(&self) -> bool {
+        let is_ready = !self.devices.is_empty();
+        self.state == State::Initializing
+            || self.state == State::Stopping && !self.ends_now && !is_ready
+    }
+
+    /// Whether it serves clients, new ones unless it was told to end.
+    pub(super) fn is_serving(&self) -> bool {
+        let goes_on = self.state == State::Stopping && !self.ends_now;
+        self.state == State::Active || goes_on && !self.is_starting()
+    }
+
+    /// Whether clients are connected that have not ended.
+    pub(super) fn has_live_clients(&self) -> bool {
+        self.sessions.values().any(|client| !client.stuck)
+    }
+
     pub(super) fn is_idle(&self) -> bool {
         self.sessions.is_empty() && self.handed_over.is_empty()
     }
 
     pub(super) fn stop(&mut self, force: bool) {
+        match force {
+            true => self.ends_now = true,
+            false => self.ends_later = true,
+        }
         // If a hand-over is in progress, either it is called off or the next server gets the order.
-        match self.state {
-            State::HandingOver | State::HandedOver if !force => self.stops_later = true,
-            _ => self.state = State::Stopping,
+        let hands_over = matches!(self.state, State::HandingOver | State::HandedOver);
+        if force || !hands_over {
+            self.state = State::Stopping;
         }
         if let Some(Err(error)) = self.link.as_ref().map(|link| link.order_shutdown(force)) {
             tracing::warn!("Server {}: {error}", self.pid);
@@ -608,7 +634,7 @@ impl Server {
             ToDaemon::MemoryShort => self.images.short = true,
             ToDaemon::Work { busy, wanted } => self.note_work(busy, wanted),
             ToDaemon::Stays { why } if self.state == State::HandingOver => {
-                self.state = match self.stops_later {
+                self.state = match self.ends_later {
                     true => State::Stopping,
                     false => State::Active,
                 };
@@ -635,7 +661,7 @@ impl Server {
                 });
                 self.moves.push((number, session, outcome));
             }
-            ToDaemon::Stopping => self.state = State::Stopping,
+            ToDaemon::Stopping => (self.state, self.ends_later) = (State::Stopping, true),
             // Handled where the descriptor is.
             ToDaemon::Keeper | ToDaemon::Life | ToDaemon::Images | ToDaemon::Parts { .. } => {}
             ToDaemon::Usage {

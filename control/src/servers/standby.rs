@@ -167,7 +167,9 @@ pub(super) struct Predecessor {
     release: Spoken,
     limits: Limits,
     /// It was told to end once its clients have gone.
-    stops_later: bool,
+    ends_later: bool,
+    /// It was to end with the clients that could not move to the next server.
+    left_behind: bool,
     /// Its clients whose programs are known.
     clients: Clients,
     /// Process ids of all its clients, those not restored yet included.
@@ -184,7 +186,8 @@ impl Predecessor {
             quarantined: server.quarantined.clone(),
             release: server.release.clone(),
             limits: server.limits.clone(),
-            stops_later: server.stops_later,
+            ends_later: server.ends_later,
+            left_behind: server.left_behind,
             clients: server.known_clients(),
             all: server
                 .clients()
@@ -455,11 +458,11 @@ impl Servers {
 
     fn look_at_adoption(&self, pid: i32, next: i32, stay: &Option<String>) -> Option<Step> {
         match self.by_pid(next) {
-            Some(server) if server.state == State::Active => Some(Step::Over(Ok(Restarted {
+            Some(server) if server.is_serving() => Some(Step::Over(Ok(Restarted {
                 server: next,
                 stay: stay.clone().map(|stay| (pid, stay)),
             }))),
-            Some(server) if server.state == State::Initializing => None,
+            Some(server) if server.is_starting() => None,
             _ => Some(Step::Over(Err(format!(
                 "the next server, {next}, has ended"
             )))),
@@ -470,7 +473,8 @@ impl Servers {
     /// keeper if there is no standby.
     fn use_standby(&mut self, pid: i32, keeper: Stranger) -> Result<i32, Stranger> {
         let standby = self.standby_of(pid).map(|at| &mut self.running[at]);
-        let Some(standby) = standby.filter(|standby| standby.stands_by.is_some()) else {
+        let serves = |standby: &&mut Server| standby.stands_by.is_some() && !standby.ends_now;
+        let Some(standby) = standby.filter(serves) else {
             return Err(keeper);
         };
         let ordered = standby
@@ -530,6 +534,7 @@ impl Servers {
             }
         };
         if let Some(next) = self.by_pid_mut(next) {
+            next.left_behind = before.left_behind;
             next.inherited = before.clients.clone();
             next.of_predecessor.clone_from(&before.all);
             if before.loaded {
@@ -548,7 +553,7 @@ impl Servers {
             restart.step = Step::Adopts(next);
             restart.until = Instant::now() + ADOPTION_PATIENCE;
         }
-        if (before.stops_later || self.closing)
+        if (before.ends_later || self.closing)
             && let Some(next) = self.by_pid_mut(next)
         {
             next.stop(false);

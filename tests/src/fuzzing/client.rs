@@ -425,6 +425,14 @@ impl Client {
             rounds += 1;
             if rounds > 32 {
                 if began.elapsed() > self.patience {
+                    let flags =
+                        (0..FLAGS as u32).map(|slot| self.peer.flag(slot).load(Ordering::Acquire));
+                    let flags: Vec<u32> = flags.collect();
+                    let pending = self.peer.pending();
+                    eprintln!(
+                        "stuck: {pending} bytes in the ring, flags {flags:?} of {:?}",
+                        self.flags
+                    );
                     return Err(Sent::Stuck);
                 }
                 self.peer.ring();

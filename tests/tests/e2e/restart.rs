@@ -7,7 +7,9 @@ use mpsshim_tests::control_daemon::{Place, wait_until};
 use mpsshim_tests::peer::{PTX, Peer, Worker, memory_file, new_ptx};
 use mpsshim_tests::programs::{Running, client, preloaded, succeed};
 use mpsshim_tests::scene::{Bystander, control, daemon, daemon_with, daemon_with_descriptors};
-use mpsshim_tests::survivors::{RPC_FAILURE, Survivor, clients, keepers, kill_server, server};
+use mpsshim_tests::survivors::{
+    RPC_FAILURE, Survivor, clients, keepers, kill_server, server, wait_until_portable,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
@@ -182,6 +184,36 @@ fn clients_that_cannot_go_on_keep_the_old_server_until_they_end() {
     wait_until("its keeper too", || keepers(&place) == 1);
     idle.round();
     kill_server(&place);
+    idle.round();
+    idle.end();
+}
+
+#[test]
+fn clients_that_have_stayed_outlive_their_server_once_they_can() {
+    let place = daemon();
+    let [mut idle, mut bound] = [(); 2].map(|()| Survivor::start(&place));
+    assert_eq!(bound.ask("unload"), "unload");
+    let mut old = server(&place).expect("a server");
+    let (new, stay) = restart_or_stay(&place, &["-t", "1"]).expect("a restart");
+    assert!(stay.is_some(), "one client stays");
+    let answer = bound.ask("destroy");
+    assert!(answer.starts_with("destroyed, "), "{answer}");
+    for _ in 0..2 {
+        wait_until_portable(&place, 2);
+        kill(Pid::from_raw(old), Signal::SIGKILL).expect("killed");
+        bound.round();
+        idle.round();
+        let list = place.control(&["get_server_list"]).out;
+        let others = list.lines().filter_map(|line| line.parse().ok());
+        let others: Vec<i32> = others.filter(|pid| *pid != new).collect();
+        assert!(others.len() == 1 && others[0] != old, "{list}");
+        old = others[0];
+    }
+    // Its server is not for others, and ends with it.
+    assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
+    bound.end();
+    wait_until("its server has ended", || servers(&place) == 1);
+    assert_eq!(server(&place), Some(new));
     idle.round();
     idle.end();
 }

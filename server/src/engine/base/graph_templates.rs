@@ -1,6 +1,7 @@
 //! Graphs and instances in a form that another server can read: each node's operation is stored as a client's message
 //! with the session's own handles, so that the same checks and the same code create it again.
 
+use mpsshim_api::cuda::{CU_GRAPH_NODE_TYPE_MEMCPY, CU_GRAPH_NODE_TYPE_MEMSET};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,6 +87,17 @@ impl Template {
             .collect()
     }
 
+    /// Appends the words of the parameters of all copies and memsets, among them the addresses that the driver checks.
+    pub fn append_words(&self, to: &mut Vec<u64>) {
+        for node in &self.nodes {
+            node.append_words(&node.does, to);
+            let inside = node.inside.as_deref().into_iter();
+            inside
+                .chain(&node.bodies)
+                .for_each(|inside| inside.append_words(to));
+        }
+    }
+
     /// Whether the graph has conditional handles or nodes.
     pub fn is_conditional(&self) -> bool {
         let has_bodies = |node: &Node| !node.bodies.is_empty();
@@ -145,6 +157,19 @@ pub struct Node {
     pub inside: Option<Box<Template>>,
     /// The bodies of a conditional node.
     pub bodies: Vec<Template>,
+}
+
+impl Node {
+    /// Appends the words of these parameters of a copy or memset.
+    pub fn append_words(&self, does: &[u8], to: &mut Vec<u64>) {
+        if matches!(
+            self.kind,
+            CU_GRAPH_NODE_TYPE_MEMCPY | CU_GRAPH_NODE_TYPE_MEMSET
+        ) {
+            let words = does.as_chunks().0.iter();
+            to.extend(words.map(|word| u64::from_le_bytes(*word)));
+        }
+    }
 }
 
 /// A graph.

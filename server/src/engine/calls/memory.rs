@@ -81,6 +81,7 @@ pub fn mem_release(session: &mut Session, shared: &Shared, body: Range) -> Resul
         suspension.take_movable(grant.device, grant.len);
     }
     describe_gone::<lasting::Memory>(session, body.start);
+    session.objects.graphs.note_freed(grant.start, grant.len);
     session.objects.releasing.push(grant);
     let began = Instant::now();
     while !finish_releases(session, shared) && began.elapsed() < SETTLING {
@@ -319,6 +320,10 @@ pub fn host_free(session: &mut Session, shared: &Shared, body: Range) -> Result<
         .remove(&body.start)
         .ok_or(CUDA_ERROR_INVALID_VALUE)?;
     describe_host_end(session, &shared.images, body.start);
+    session
+        .objects
+        .graphs
+        .note_freed(block.start(), block.len());
     block.set_managed(false);
     block.pin.set_idle(true);
     session.objects.host_spare.push(block);

@@ -425,7 +425,9 @@ fn forget_variables(session: &mut Session, gone: impl Fn(&Global) -> bool) {
         .filter(|(_, global)| gone(global));
     let gone: Vec<u64> = gone.map(|(start, _)| *start).collect();
     for start in gone {
-        session.objects.globals.remove(&start);
+        let Some(global) = session.objects.globals.remove(&start) else {
+            continue;
+        };
         let moved = session
             .lasting
             .moved
@@ -435,6 +437,7 @@ fn forget_variables(session: &mut Session, gone: impl Fn(&Global) -> bool) {
         // The client may have asked for the variable again since, and learned its present address.
         known.push(start);
         for known in known {
+            session.objects.graphs.note_freed(known, global.len);
             session.lasting.moved.remove(&known);
             describe_gone::<Variable>(session, known);
         }

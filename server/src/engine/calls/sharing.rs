@@ -300,6 +300,7 @@ pub fn file_unregister(
         .ok_or(CUDA_ERROR_INVALID_VALUE)?;
     // Before its addresses can become those of other memory.
     describe_file_end(session, &shared.images, body.object);
+    session.objects.graphs.note_freed(body.object, file.len());
     shared.lanes.bury(Buried::File(file.leave()));
     Ok(())
 }

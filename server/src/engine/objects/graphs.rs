@@ -101,6 +101,10 @@ impl<T> Made<T> {
         place.1.take()
     }
 
+    fn iter(&self) -> impl Iterator<Item = &T> {
+        self.places.iter().filter_map(|(_, object)| object.as_ref())
+    }
+
     /// Whether the table has no objects.
     pub fn is_empty(&self) -> bool {
         self.free.len() >= self.places.len() || self.places.iter().all(|(_, o)| o.is_none())
@@ -393,6 +397,10 @@ pub struct Graphs {
     bytes_in_all: usize,
     /// Whether the content of any graph or instance has ever been unknown. It may then reference any variable.
     unread: bool,
+    /// The words of copies and memsets in the session's description, in ascending order; `None`: not collected.
+    words: Option<Vec<u64>>,
+    /// Whether memory was freed since the last save to which such a copy or memset may refer.
+    lacks_memory: bool,
 }
 
 /// Whether the session's description covers its graphs.
@@ -435,6 +443,8 @@ impl Default for Graphs {
             bytes: HashMap::new(),
             bytes_in_all: 0,
             unread: false,
+            words: None,
+            lacks_memory: false,
         }
     }
 }
@@ -479,6 +489,47 @@ impl Graphs {
             true => Saved::All,
             false => Saved::Refused,
         };
+        self.lacks_memory &= !saved;
+    }
+
+    /// Records that the memory at these addresses is being freed. What refers to it is not valid any more.
+    pub fn note_freed(&mut self, start: u64, len: u64) {
+        if !self.any() {
+            return;
+        }
+        let mut words = self.words.take().unwrap_or_else(|| self.written_words());
+        let at = words.partition_point(|word| *word < start);
+        let refers = words.get(at).is_some_and(|word| word - start < len);
+        self.words = Some(std::mem::take(&mut words));
+        if refers {
+            self.lacks_memory = true;
+            self.read_again();
+        }
+    }
+
+    fn written_words(&self) -> Vec<u64> {
+        let mut words = Vec::new();
+        let graphs = self.graphs.iter().filter(|graph| graph.written);
+        for read in graphs.filter_map(|graph| graph.read.as_ref()) {
+            read.template.append_words(&mut words);
+        }
+        let execs = self.execs.iter().filter(|exec| exec.written);
+        for origin in execs.filter_map(|exec| exec.origin.as_ref()) {
+            let templates = std::iter::once(&origin.read.template).chain(&origin.updated);
+            templates.for_each(|template| template.append_words(&mut words));
+            if origin.changed.is_empty() {
+                continue;
+            }
+            let nodes = origin.read.template.all_nodes();
+            for (place, does) in &origin.changed {
+                if let Some(node) = nodes.get(*place as usize) {
+                    node.append_words(does, &mut words);
+                }
+            }
+        }
+        words.sort_unstable();
+        words.dedup();
+        words
     }
 
     /// Marks a graph that has changed or is about to, and all graphs that contain it, as unsaved.
@@ -545,6 +596,7 @@ impl Graphs {
     /// Records the size of this graph or instance in the session's description, in bytes.
     pub fn note_bytes(&mut self, key: u64, bytes: usize) {
         self.forget_bytes(key);
+        self.words = None;
         self.bytes.insert(key, bytes);
         self.bytes_in_all += bytes;
     }
@@ -1002,9 +1054,9 @@ impl Graphs {
         self.note_stale();
     }
 
-    /// Whether images or events are kept that the client has destroyed.
-    pub fn keeps_destroyed(&self) -> bool {
-        !self.images.is_empty() || !self.events.is_empty()
+    /// Whether graphs and instances may refer to images, events or memory that the client has destroyed.
+    pub fn may_lack(&self) -> bool {
+        !self.images.is_empty() || !self.events.is_empty() || self.lacks_memory
     }
 
     /// Returns the images and events that were kept for graphs if no graph can refer to them: there is none, or all have been

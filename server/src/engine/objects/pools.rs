@@ -524,6 +524,11 @@ impl Pools {
             })
     }
 
+    /// Length of the allocation that begins at an address, in bytes.
+    pub fn len_of(&self, address: u64) -> Option<u64> {
+        Some(self.blocks.get(&address)?.len)
+    }
+
     /// Whether `[address, address + len)` lies in the memory of a pool that the server divides, allocated or not.
     pub fn has_memory(&self, address: u64, len: u64) -> bool {
         let mut all = self.divided.values();

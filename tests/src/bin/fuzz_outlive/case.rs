@@ -36,6 +36,9 @@ struct Session {
     rest: Option<Rest>,
 }
 
+/// The bond of sessions with memory that other sessions may change meanwhile.
+const SHARES: &str = "shared memory or events";
+
 /// What a session at rest sees.
 struct Rest {
     view: View,
@@ -280,9 +283,12 @@ impl<'a> Case<'a> {
         let since = self.daemon.log_len();
         for session in &mut self.sessions {
             session.since = since;
-            if let Some(rest) = &session.rest
+            if let Some(rest) = &mut session.rest
                 && !rest.bound_by.is_empty()
             {
+                if rest.bound_by.contains(SHARES) {
+                    rest.view.forget_contents();
+                }
                 Tally::count(&mut self.tally.bound, &rest.bound_by);
             }
         }

@@ -1,6 +1,10 @@
 //! What a client can see of its session: answers to queries, and the contents of its memory.
 
-use mpsshim_api::cuda::{CU_MEM_LOCATION_TYPE_DEVICE, CUDA_ERROR_TIMEOUT, CUresult};
+use mpsshim_api::cuda::{
+    CU_MEM_LOCATION_TYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CUDA_ERROR_INVALID_VALUE,
+    CUDA_ERROR_TIMEOUT, CUresult,
+};
+use mpsshim_proto::arena::is_host;
 use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::graph::{
     GraphAttribute, GraphEnabled, GraphList, GraphListed, LIST_MOST, list,
@@ -100,9 +104,22 @@ impl View {
         let mut rows = Vec::with_capacity(questions.len());
         for question in questions {
             let answer = answer(client, reader, &question)?;
-            rows.push((question, answer));
+            // The next server may give the handle of a node that was destroyed to another one.
+            let is_of_graphs =
+                |op: Op| (Op::GraphLaunch as u16..Op::AddressFree as u16).contains(&(op as u16));
+            let is_stale = answer.0 == CUDA_ERROR_INVALID_VALUE
+                && matches!(&question, Question::Ask { op, .. } if is_of_graphs(*op));
+            if !is_stale {
+                rows.push((question, answer));
+            }
         }
         Ok(View(rows))
+    }
+
+    /// Does not compare contents of memory.
+    pub fn forget_contents(&mut self) {
+        let is_content = |question: &Question| matches!(question, Question::Content { .. });
+        self.0.retain(|(question, _)| !is_content(question));
     }
 
     /// Number of questions.
@@ -400,8 +417,11 @@ fn of_memory(client: &Client, all: &mut Vec<Question>) {
         for side in [Side::Device, Side::Host] {
             all.push(Question::Content { side, range: part });
         }
-        // The range around a variable has another start in the next server.
         for attribute in 0..22 {
+            // The driver names the device for which pinned memory was first used; clients know their own.
+            if attribute == CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL && is_host(range.start) {
+                continue;
+            }
             let body = PointerQuery {
                 pointer: range.start,
                 attribute,

@@ -637,7 +637,7 @@ fn write_graphs(session: &mut Session, shared: &Shared) -> Result<usize, Unsaved
         let origin = origin.clone();
         let (device, flags, parts, prints) =
             (exec.device.into(), exec.flags, exec.parts, exec.prints);
-        if session.objects.graphs.keeps_destroyed() {
+        if session.objects.graphs.may_lack() {
             can_all_be_made_again(session, shared, &origin)?;
         }
         let saved = SavedExec {

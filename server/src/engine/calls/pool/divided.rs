@@ -147,6 +147,8 @@ pub fn free(
     let description = &session.shared.description;
     let description = session.lasting.kept.then_some(&**description);
     let pools = &mut session.objects.pools;
+    let len = pools.len_of(body.address).unwrap_or_default();
+    session.objects.graphs.note_freed(body.address, len);
     pools.note_divided_free(body.address, point, description);
     Ok(())
 }
