@@ -31,7 +31,7 @@ use mpsshim_proto::message::{
 use std::cell::Cell;
 use std::ffi::{CStr, CString};
 use std::os::fd::AsFd;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
 
 impl Shared {
     /// Free bytes on a device.
@@ -434,8 +434,10 @@ fn forget_variables(session: &mut Session, gone: impl Fn(&Global) -> bool) {
             .iter()
             .filter(|(_, (_, now))| *now == start);
         let mut known: Vec<u64> = moved.map(|(known, _)| *known).collect();
-        // The client may have asked for the variable again since, and learned its present address.
-        known.push(start);
+        // Another variable may be known by the address at which this one is now.
+        if !session.lasting.moved.contains_key(&start) {
+            known.push(start);
+        }
         for known in known {
             session.objects.graphs.note_freed(known, global.len);
             session.lasting.moved.remove(&known);
@@ -518,8 +520,19 @@ pub fn held_by_client(
     image.variables(device)?.apart(name)
 }
 
-/// `cuModuleGetGlobal`, `cuLibraryGetGlobal`.
+/// `cuModuleGetGlobal`, `cuLibraryGetGlobal`. A variable that has moved keeps the address by which the client knows it.
 pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>) -> Reply {
+    let mut range = find_global(session, shared, call)?;
+    range.start = session.lasting.known_as(range.start);
+    Ok(range.as_bytes().to_vec())
+}
+
+/// The present address of a variable, and its length; address 0 if the client may hold it.
+fn find_global(
+    session: &mut Session,
+    shared: &Shared,
+    call: Call<'_, Named>,
+) -> Result<Range, CallError> {
     let Call { body, message } = call;
     let name = message.name::<Named>()?;
     let look = |raw: Raw| {
@@ -532,7 +545,7 @@ pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>)
         Ok::<_, CUresult>((start, len))
     };
     if let Some(managed) = managed_variable(session, body.parent, &name)? {
-        return Ok(managed.as_bytes().to_vec());
+        return Ok(managed);
     }
     let find = |session: &Session| {
         let (raw, device, _) = image_ready(session, shared, body.parent, body.device)?;
@@ -543,7 +556,7 @@ pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>)
     };
     let (mut found, device) = find(session)?;
     if let Some(len) = held_by_client(session, &body, device, &name) {
-        return Ok(Range { start: 0, len }.as_bytes().to_vec());
+        return Ok(Range { start: 0, len });
     }
     if separate(session, shared, body.parent)? {
         (found, _) = find(session)?;
@@ -571,14 +584,12 @@ pub fn get_global(session: &mut Session, shared: &Shared, call: Call<'_, Named>)
     }
     session.objects.globals.insert(start, global);
     session.note_span();
-    describe_variable(session, start, message);
-    look_ahead(session, shared, body.parent, device);
-    Ok(Range {
-        start,
-        len: len as u64,
+    if session.lasting.known_as(start) == start {
+        describe_variable(session, start, message);
     }
-    .as_bytes()
-    .to_vec())
+    look_ahead(session, shared, body.parent, device);
+    let len = len as u64;
+    Ok(Range { start, len })
 }
 
 /// Most times that an image is loaded again because the addresses of its variables are taken.
@@ -687,9 +698,7 @@ impl Lasting for Variable {
             let mut call: Call<'_, Named> = message.decode()?;
             // The client knows an address of the image's own variable.
             call.body.pad = 0;
-            let range = get_global(session, making.shared, call)?;
-            let range = Range::read_from_bytes(&range);
-            Ok(range.map_err(|_| CUDA_ERROR_INVALID_VALUE)?)
+            find_global(session, making.shared, call)
         };
         let range = found().map_err(|error| format!("a variable at {:#x}: {error}", record.key))?;
         if range.start != record.key {
@@ -993,6 +1002,39 @@ mod tests {
                 assert_ne!(function.raw, before, "{kind:?}");
             }
         }
+    }
+
+    /// One variable of a session that has moved is at the address by which its client knows another one.
+    #[test]
+    fn a_variable_that_is_where_another_one_was_goes_alone() {
+        let mut test = Fixture::new(&[("cuModuleGetGlobal_v2", by_image as Symbol)]);
+        let [first, second] = [(); 2].map(|()| test.image(Kind::Module));
+        let [at, known]: [u64; 2] = [first, second]
+            .map(|image| test.reply(Op::GetGlobal, &named(image), NAME).expect("it"));
+        let moved = |test: &mut Fixture, from: u64, to: u64| {
+            let global = test.session.objects.globals.remove(&from).expect("it");
+            test.session.objects.globals.insert(to, global);
+        };
+        // The second one was at `at` in the server before, the first one at `before`.
+        let before = 0x5000_0000_0000;
+        moved(&mut test, known, 0x5100_0000_0000);
+        let elsewhere = [(before, (64, at)), (at, (64, 0x5100_0000_0000))];
+        test.session.lasting.moved.extend(elsewhere);
+        let again: u64 = test
+            .reply(Op::GetGlobal, &named(first), NAME)
+            .expect("the first one");
+        assert_eq!(again, before, "it keeps its address");
+        assert_eq!(
+            test.status(Op::ImageUnload, &Object { object: first }, &[]),
+            CUDA_SUCCESS
+        );
+        let left: Vec<u64> = test.session.lasting.moved.keys().copied().collect();
+        assert_eq!(left, [at]);
+        assert_eq!(
+            test.session
+                .check_device(test.session.lasting.place_of(at), 64),
+            Ok(())
+        );
     }
 
     /// A module or a library with two variables of 64 bytes and no code.
