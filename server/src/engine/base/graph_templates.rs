@@ -120,7 +120,10 @@ impl Template {
         }
         // A captured leaf may have got dependents since.
         let mut sinks: Vec<usize> = self.sinks.iter().map(|sink| *sink as usize).collect();
-        sinks.retain(|sink| dependents.get(*sink).is_some_and(Vec::is_empty));
+        // A program may have named a node twice.
+        let mut named = BTreeSet::new();
+        sinks
+            .retain(|sink| dependents.get(*sink).is_some_and(Vec::is_empty) && named.insert(*sink));
         let free = (0..count).filter(|at| missing[*at] == 0);
         let mut ready: BTreeSet<usize> = free.collect();
         let mut order = Vec::with_capacity(count);
@@ -133,8 +136,7 @@ impl Template {
                 }
             }
         }
-        let last: BTreeSet<usize> = sinks.iter().copied().collect();
-        order.retain(|at| !last.contains(at));
+        order.retain(|at| !named.contains(at));
         order.extend(sinks);
         order
     }
@@ -288,6 +290,7 @@ mod tests {
     fn sinks_come_last_in_the_order_of_their_capture() {
         let forked: &[&[u32]] = &[&[], &[0], &[0]];
         assert_eq!(template(forked, &[2, 1]).order(), [0, 2, 1]);
+        assert_eq!(template(forked, &[2, 2, 1, 2]).order(), [0, 2, 1]);
         // One leaf got a dependent, and another was removed.
         let grown: &[&[u32]] = &[&[], &[0], &[0], &[2]];
         assert_eq!(template(grown, &[2, 1, 9]).order(), [0, 2, 3, 1]);

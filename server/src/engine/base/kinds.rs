@@ -75,6 +75,8 @@ pub enum Stage {
     Graphs,
     /// Instances refer to graphs.
     Instances,
+    /// Limits that the objects need not comply with.
+    Last,
 }
 
 /// Condition that invalidates a record.

@@ -395,6 +395,8 @@ pub struct Graphs {
     bytes: HashMap<u64, usize>,
     /// Sum of `bytes`.
     bytes_in_all: usize,
+    /// Graphs in the session's description that the client has no more.
+    gone: Vec<u64>,
     /// Whether the content of any graph or instance has ever been unknown. It may then reference any variable.
     unread: bool,
     /// The words of copies and memsets in the session's description, in ascending order; `None`: not collected.
@@ -442,6 +444,7 @@ impl Default for Graphs {
             named: HashSet::new(),
             bytes: HashMap::new(),
             bytes_in_all: 0,
+            gone: Vec::new(),
             unread: false,
             words: None,
             lacks_memory: false,
@@ -599,6 +602,19 @@ impl Graphs {
         self.words = None;
         self.bytes.insert(key, bytes);
         self.bytes_in_all += bytes;
+    }
+
+    /// The record of a graph, if there is one, is to be ended.
+    fn end_record(&mut self, graph: u64) {
+        if self.bytes.contains_key(&graph) {
+            self.forget_bytes(graph);
+            self.gone.push(graph);
+        }
+    }
+
+    /// Returns the graphs of which records are to be ended.
+    pub fn take_gone(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.gone)
     }
 
     /// Records that the session's description no longer contains this graph or instance.
@@ -932,6 +948,7 @@ impl Graphs {
     /// Makes a graph a child graph of a node.
     pub fn move_into(&mut self, graph: u64, node: u64) {
         self.touch(graph);
+        self.end_record(graph);
         if let Ok(moved) = self.graphs.get(graph) {
             // Its parts are counted with the containing graph.
             self.total = self.total.saturating_sub(moved.size.parts);
@@ -958,7 +975,7 @@ impl Graphs {
         }
         self.conditions -= graph.conditions.len();
         self.by_graph.remove(&graph.raw);
-        self.forget_bytes(handle);
+        self.end_record(handle);
         if !matches!(graph.owner, Owner::Node(_)) {
             self.let_go(graph.size.parts);
         }
@@ -1155,6 +1172,7 @@ impl Graphs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::base::graph_templates::Node as TemplateNode;
 
     #[test]
     fn what_is_inside_counts_as_often_as_it_is_there() {
@@ -1198,6 +1216,83 @@ mod tests {
         assert_eq!(size_of(&graphs, outer).parts, 7);
         graphs.forget_graph(outer);
         assert_eq!(graphs.total, 0);
+    }
+
+    fn saved(graphs: &mut Graphs, graph: u64, nodes: Vec<TemplateNode>) {
+        let template = Template {
+            nodes,
+            ..Template::default()
+        };
+        let read = Read {
+            template,
+            places: HashMap::new(),
+            bodies: Vec::new(),
+        };
+        let own = graphs.graphs.get_mut(graph).expect("it");
+        (own.read, own.written) = (Some(Arc::new(read)), true);
+        graphs.note_bytes(graph, 100);
+        graphs.note_saved(true);
+    }
+
+    #[test]
+    fn graphs_are_saved_again_when_memory_is_freed_that_they_copy_or_set() {
+        let node = |kind: u32, address: u64| TemplateNode {
+            kind,
+            device: 0,
+            does: [address, 64].map(u64::to_le_bytes).concat(),
+            attributes: Default::default(),
+            dependencies: Vec::new(),
+            inside: None,
+            bodies: Vec::new(),
+        };
+        let inside = Template {
+            nodes: vec![node(CU_GRAPH_NODE_TYPE_MEMCPY, 0x5000)],
+            ..Template::default()
+        };
+        let child = TemplateNode {
+            inside: Some(Box::new(inside)),
+            ..node(CU_GRAPH_NODE_TYPE_GRAPH, 0)
+        };
+        let nodes = vec![
+            node(CU_GRAPH_NODE_TYPE_KERNEL, 0x3000),
+            node(CU_GRAPH_NODE_TYPE_MEMSET, 0x4000),
+            child,
+        ];
+        let mut graphs = Graphs::default();
+        let graph = graphs
+            .graph_handle(CUgraph(1), Ordinal::of_test(0), Owner::Client)
+            .unwrap();
+        for (start, len, is_named) in [
+            (0x3000, 0x100, false),
+            (0x4001, 0xfff, false),
+            (0x3f00, 0x101, true),
+            (0x5000, 1, true),
+        ] {
+            saved(&mut graphs, graph, nodes.clone());
+            graphs.note_freed(start, len);
+            assert_eq!(graphs.are_stale(), is_named, "{start:#x}");
+            assert_eq!(graphs.may_lack(), is_named, "{start:#x}");
+        }
+    }
+
+    #[test]
+    fn the_record_of_a_graph_ends_however_the_graph_does() {
+        let mut graphs = Graphs::default();
+        let mut make = |raw: u64| {
+            graphs
+                .graph_handle(CUgraph(raw), Ordinal::of_test(0), Owner::Client)
+                .unwrap()
+        };
+        let (outer, moved, lost, unsaved) = (make(1), make(2), make(3), make(4));
+        for graph in [outer, moved, lost] {
+            saved(&mut graphs, graph, Vec::new());
+        }
+        let node = graphs.node_handle(CUgraphNode(10), outer).unwrap();
+        graphs.move_into(moved, node);
+        graphs.forget_graph(lost);
+        graphs.forget_graph(unsaved);
+        assert_eq!(graphs.take_gone(), [moved, lost]);
+        assert_eq!(graphs.take_gone(), [0; 0]);
     }
 
     #[test]

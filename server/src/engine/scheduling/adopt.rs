@@ -252,6 +252,8 @@ fn begin(shared: &Arc<Shared>, id: u64, left: &mut Left, spent: &mut Spent) -> R
 fn stage_of(record: &Record) -> Stage {
     match (record.kind, Op::from_u16(record.op)) {
         (Kind::Makes, Some(Op::Attach)) => Stage::First,
+        // A client may have more memory than it allows itself from now on.
+        (Kind::Sets, Some(Op::LimitMemory)) => Stage::Last,
         _ => record.kind.stage(),
     }
 }

@@ -13,6 +13,8 @@ use std::time::{Duration, Instant};
 
 /// How long something may take that has to come. The machine may be busy with other things.
 pub const PATIENCE: Duration = Duration::from_secs(120);
+/// How long a line of a log may take.
+const MOMENT: Duration = Duration::from_millis(500);
 /// Lines of a log that a failure is printed with.
 const LINES: usize = 60;
 
@@ -123,8 +125,19 @@ impl Daemon {
         self.log("server.log").len()
     }
 
-    /// Why a session has ended, if a line of server.log behind these bytes says so.
+    /// Why a session has ended, if a line of server.log behind these bytes says so within a moment: its client may know first.
     pub fn why_ended(&self, session: u64, since: usize) -> Option<String> {
+        let began = Instant::now();
+        loop {
+            let why = self.logged_end(session, since);
+            if why.is_some() || began.elapsed() > MOMENT {
+                return why;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn logged_end(&self, session: u64, since: usize) -> Option<String> {
         let log = self.log("server.log");
         let log = log.get(since..).unwrap_or_default();
         let adopted = format!("Session {session} of the server before has ended");

@@ -565,6 +565,9 @@ fn write_graphs(session: &mut Session, shared: &Shared) -> Result<usize, Unsaved
     if let Some(why) = session.objects.graphs.may_not_be_saved() {
         return Err(why);
     }
+    for graph in session.objects.graphs.take_gone() {
+        session.write_down(Record::ending(Kind::Ends, 0, graph));
+    }
     let mut reader = None;
     let mut written = 0;
     for handle in session.objects.graphs.graphs.handles() {
@@ -951,6 +954,9 @@ fn fill(
     }
     for at in order {
         let node = template.nodes.get(at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        let refused = |error: &CallError| {
+            tracing::warn!(at, node.kind, %error, "a node of a graph cannot be made again");
+        };
         let (mut behind, mut edges) = (Vec::new(), Vec::new());
         for (on, data) in &node.dependencies {
             let on = nodes.get(*on as usize).copied();
@@ -966,7 +972,7 @@ fn fill(
                 let is_known = |handle| conditions.iter().any(|one| one.handle == handle);
                 describe_conditional(context, &node.does, is_known)?
             }
-            None => realise_node(session, shared, node)?,
+            None => realise_node(session, shared, node).inspect_err(refused)?,
             Some(inside) => {
                 inner = build(session, shared, inside, node.device)?.raw;
                 Described::child(inner)
@@ -983,7 +989,7 @@ fn fill(
             // The node contains a copy.
             let _ = driver.destroy(inner);
         }
-        added?;
+        added.map_err(CallError::from).inspect_err(refused)?;
         if node.kind == CU_GRAPH_NODE_TYPE_KERNEL {
             set_attributes(shared, raw, &node.attributes)?;
         }
