@@ -125,6 +125,29 @@ impl Gpu {
         recorded
     }
 
+    /// Records an event in a capture, of which the graph is destroyed.
+    ///
+    /// # Errors
+    /// The driver's status.
+    pub fn record_in_capture(&self, device: Ordinal, event: CUevent) -> Result<(), CUresult> {
+        let (device, driver) = (&self.devices[device], &self.driver);
+        device.make_current(driver)?;
+        let stream = device.take_stream(driver, 0)?;
+        let mut graph = CUgraph::NULL;
+        let captured = driver
+            .graph
+            .begin_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED)
+            .and_then(|()| {
+                let recorded = driver.event_record(event, stream, 0);
+                recorded.and(driver.graph.end_capture(stream, &mut graph))
+            });
+        if !graph.is_null() {
+            let _ = driver.graph.destroy(graph);
+        }
+        device.keep_stream(driver, 0, stream);
+        captured
+    }
+
     /// Records an event on an idle stream and returns when that was. Because the calling thread may be descheduled in
     /// between, the event is recorded up to [`TRIES`] times until the time is accurate enough.
     ///

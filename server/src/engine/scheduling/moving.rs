@@ -304,7 +304,9 @@ fn make_again(
             let mut raw = CUevent::NULL;
             driver.event_create(&mut raw, event.flags & CU_EVENT_DISABLE_TIMING)?;
             events.push(raw);
-            if event.recorded {
+            if event.captured {
+                shared.gpu.record_in_capture(event.device, raw)?;
+            } else if event.recorded {
                 // The work before the record is done.
                 shared.gpu.record_at_once(event.device, raw)?;
             }

@@ -14,7 +14,7 @@ use crate::engine::base::graph_templates::{
 use crate::engine::base::kinds::Kind;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::capture::all_nodes;
-use crate::engine::calls::graph::described::Described;
+use crate::engine::calls::graph::described::{Described, out_of_words};
 use crate::engine::calls::graph::drop_kept;
 use crate::engine::calls::graph::exec::flags_in_level;
 use crate::engine::calls::graph::node::{
@@ -32,6 +32,7 @@ use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::graph::KernelNode;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ffi::c_int;
 use std::ptr;
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
@@ -884,7 +885,9 @@ fn change_exec(
         let mut described = realise_node(session, shared, &node)?;
         part_current(session, shared, node.kind, node.device)?;
         let driver = &shared.gpu.driver.graph;
-        driver.exec_node_set(exec, raw, &mut described.params)?;
+        with_shared_memory(shared, node.kind, &mut described.params, |params| {
+            driver.exec_node_set(exec, raw, params)
+        })?;
         note_described(session, &described, 0);
     }
     for place in &origin.disabled {
@@ -937,6 +940,30 @@ fn create_conditions(
     Ok(())
 }
 
+/// Makes a node of these parameters. A kernel's dynamic shared memory was within the limit of its function when the client
+/// made the node; the limit may have been lowered since.
+fn with_shared_memory(
+    shared: &Shared,
+    kind: u32,
+    params: &mut CUgraphNodeParams,
+    make: impl FnOnce(&mut CUgraphNodeParams) -> Result<(), CUresult>,
+) -> Result<(), CUresult> {
+    const LIMIT: CUfunction_attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let driver = &shared.gpu.driver;
+    let kernel: CUDA_KERNEL_NODE_PARAMS = out_of_words(params);
+    let (function, mut limit) = (CUfunction(kernel.function), 0);
+    let known = kind == CU_GRAPH_NODE_TYPE_KERNEL
+        && driver
+            .func_get_attribute(&mut limit, LIMIT, function)
+            .is_ok();
+    if !known || i64::from(kernel.shared) <= i64::from(limit) {
+        return make(params);
+    }
+    driver.func_set_attribute(function, LIMIT, kernel.shared as c_int)?;
+    let made = make(params);
+    driver.func_set_attribute(function, LIMIT, limit).and(made)
+}
+
 fn fill(
     session: &mut Session,
     shared: &Shared,
@@ -983,7 +1010,9 @@ fn fill(
         let params = &mut described.params;
         let lists = (behind.as_ptr(), edges.as_ptr());
         let added = part.and_then(|()| {
-            driver.add_node(&mut raw, graph, lists.0, lists.1, behind.len(), params)
+            with_shared_memory(shared, node.kind, params, |params| {
+                driver.add_node(&mut raw, graph, lists.0, lists.1, behind.len(), params)
+            })
         });
         if !inner.is_null() {
             // The node contains a copy.

@@ -155,22 +155,7 @@ pub fn record_again(
 /// `CUDA_ERROR_INVALID_HANDLE` for an unknown event; the driver's status.
 pub fn capture_again(session: &mut Session, gpu: &Gpu, handle: u64) -> Result<(), CUresult> {
     let event = session.objects.events.get_mut(handle)?;
-    let (device, driver) = (&gpu.devices[event.device], &gpu.driver);
-    device.make_current(driver)?;
-    let stream = device.take_stream(driver, 0)?;
-    let mut graph = CUgraph::NULL;
-    let captured = driver
-        .graph
-        .begin_capture(stream, CU_STREAM_CAPTURE_MODE_RELAXED)
-        .and_then(|()| {
-            let recorded = driver.event_record(event.raw, stream, 0);
-            recorded.and(driver.graph.end_capture(stream, &mut graph))
-        });
-    if !graph.is_null() {
-        let _ = driver.graph.destroy(graph);
-    }
-    device.keep_stream(driver, 0, stream);
-    captured?;
+    gpu.record_in_capture(event.device, event.raw)?;
     event.note_recorded(true);
     Ok(())
 }
