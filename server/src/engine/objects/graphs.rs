@@ -495,7 +495,7 @@ impl Graphs {
         self.lacks_memory &= !saved;
     }
 
-    /// Records that the memory at these addresses is being freed. What refers to it is not valid any more.
+    /// Records that the memory at these addresses is being freed. Graphs that copy or set it are to be saved again.
     pub fn note_freed(&mut self, start: u64, len: u64) {
         if !self.any() {
             return;

@@ -484,7 +484,7 @@ fn may_go_on(
     Ok(([consumer, express], commands))
 }
 
-/// Completes or undoes what the message at the ring's tail had changed when its server ended.
+/// Completes or undoes the changes by the message at the ring's tail, during which its server has ended.
 fn settle_change(
     description: &Description,
     consumer: &mut Consumer<RingMemory>,
@@ -495,7 +495,7 @@ fn settle_change(
         return Ok(());
     };
     let is_described = (description.described().wrapping_sub(begun.behind) as i64) >= 0;
-    // Those that release memory append one record, and make the keeper drop the memory behind it.
+    // The release of memory appends one record, then makes the keeper drop the memory.
     let is_done = |op: Op| {
         let releases = op.change() == Change::Own && description.has_changed(&begun);
         !op.is_request() && (is_described || releases)
