@@ -17,7 +17,8 @@ impl Servers {
             Some(_) => one.named == server.named && one.quarantined.is_none(),
             None => one.serves(server.owner(), None, None),
         };
-        let working = |one: &&Server| !matches!(one.state, State::Stopping | State::Fault);
+        let leaves = [State::HandedOver, State::Stopping, State::Fault];
+        let working = |one: &&Server| !leaves.contains(&one.state);
         let usual = self.iter().filter(is_usual).find(working);
         let usual = usual.or_else(|| self.iter().find(is_usual));
         match usual.is_some_and(|usual| usual.pid == server.pid) {

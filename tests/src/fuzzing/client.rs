@@ -425,14 +425,11 @@ impl Client {
             rounds += 1;
             if rounds > 32 {
                 if began.elapsed() > self.patience {
-                    let flags =
-                        (0..FLAGS as u32).map(|slot| self.peer.flag(slot).load(Ordering::Acquire));
-                    let flags: Vec<u32> = flags.collect();
+                    let flags = self.flags.values();
+                    let flags = flags.map(|slot| (*slot, self.peer.flag(*slot)));
+                    let flags: Vec<_> = flags.collect();
                     let pending = self.peer.pending();
-                    eprintln!(
-                        "stuck: {pending} bytes in the ring, flags {flags:?} of {:?}",
-                        self.flags
-                    );
+                    eprintln!("stuck: {pending} bytes in the ring, flags {flags:?}");
                     return Err(Sent::Stuck);
                 }
                 self.peer.ring();

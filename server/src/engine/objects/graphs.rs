@@ -500,10 +500,10 @@ impl Graphs {
         if !self.any() {
             return;
         }
-        let mut words = self.words.take().unwrap_or_else(|| self.written_words());
+        let words = self.words.take().unwrap_or_else(|| self.written_words());
         let at = words.partition_point(|word| *word < start);
         let refers = words.get(at).is_some_and(|word| word - start < len);
-        self.words = Some(std::mem::take(&mut words));
+        self.words = Some(words);
         if refers {
             self.lacks_memory = true;
             self.read_again();
