@@ -392,8 +392,7 @@ impl Server {
         self.release.speaks(wire)
     }
 
-    /// Whether it is not ready yet, and is to serve clients: its own until it was told to end, those of its predecessor also
-    /// then.
+    /// Whether it is not ready yet, unless it was told to end at once: it still restores the sessions of its predecessor.
     pub(super) fn is_starting(&self) -> bool {
         let is_ready = !self.devices.is_empty();
         self.state == State::Initializing

@@ -113,7 +113,7 @@ pub struct Rules {
 }
 
 /// Operations on graphs and captures have a hundred opcodes of their own.
-fn is_of_graphs(op: Op) -> bool {
+pub fn is_of_graphs(op: Op) -> bool {
     (100..200).contains(&(op as u16))
 }
 

@@ -7,7 +7,7 @@
 //! to the other one. If the server is killed at any instant, the description is still correct.
 
 use crate::engine::base::block_table::{self, BlockTable};
-use crate::engine::base::journal::{self, Journal};
+use crate::engine::base::journal::{self, Journal, is_behind};
 use crate::engine::base::kinds::{End, FORMAT, Kind};
 use crate::keeper;
 use mpsshim_model::bonds::Bonds;
@@ -244,12 +244,12 @@ impl Description {
         header.answered_at.store(position, Ordering::Release);
     }
 
-    /// Notes that the message before this position in the ring begins to change the session.
+    /// Notes that the message that ends at this position in the ring is executed from now on, and may change the session.
     #[inline]
     pub fn begin_change(&self, behind: u64) {
         let header = self.header();
         let begun = &header.begun;
-        // A server that ends meanwhile leaves no message: its position is behind this one's start.
+        // No message counts as begun until its position is stored.
         begun.behind.store(0, Ordering::Relaxed);
         begun
             .end
@@ -269,8 +269,8 @@ impl Description {
     pub fn begun(&self, taken: u64) -> Option<Begun> {
         let begun = &self.header().begun;
         let behind = begun.behind.load(Ordering::Acquire);
-        let is_taken = behind == 0 || (behind.wrapping_sub(taken) as i64) <= 0;
-        (!is_taken).then(|| Begun {
+        let is_next = behind != 0 && is_behind(behind, taken);
+        is_next.then(|| Begun {
             behind,
             bonds: Bonds(begun.bonds.load(Ordering::Relaxed)),
             end: begun.end.load(Ordering::Relaxed),
@@ -291,9 +291,7 @@ impl Description {
         let is_same_area = (now ^ begun.end) & SECOND == 0;
         if is_same_area {
             header.end.store(begun.end, Ordering::Release);
-            let is_described =
-                (header.described.load(Ordering::Relaxed).wrapping_sub(taken) as i64) > 0;
-            if is_described {
+            if is_behind(self.described(), taken) {
                 self.set_described(taken);
             }
         }
@@ -305,7 +303,7 @@ impl Description {
         let header = self.header();
         let position = header.answered_at.load(Ordering::Acquire);
         let is_answered = header.answers.load(Ordering::Relaxed) == answers;
-        (is_answered && (position.wrapping_sub(taken) as i64) > 0).then_some(position)
+        (is_answered && is_behind(position, taken)).then_some(position)
     }
 
     /// Notes that this process is its server. Returns the process id of the one before.
@@ -362,7 +360,7 @@ impl Description {
     pub fn bonds_at(&self, position: u64) -> Bonds {
         let bonds = self.bonds();
         let bound_from = self.header().bound_from.load(Ordering::Relaxed);
-        match (bound_from.wrapping_sub(position) as i64) < 0 {
+        match is_behind(position, bound_from) {
             true => bonds,
             false => Bonds(bonds.0 & !Bonds::UNTIL_SAVED.0),
         }

@@ -128,8 +128,8 @@ pub struct Journal<'a> {
     area: *mut u8,
 }
 
-/// Whether a position lies behind another one.
-fn is_behind(position: u64, other: u64) -> bool {
+/// Whether a position in the ring lies behind another one.
+pub fn is_behind(position: u64, other: u64) -> bool {
     (position.wrapping_sub(other) as i64) > 0
 }
 

@@ -142,10 +142,15 @@ macro_rules! handle_by_table {
     };
 }
 
-/// Notes that a message changes the session.
+/// Whether an operation may change the session's description.
+const fn changes(op: Op) -> bool {
+    !matches!(op.change(), Change::Nothing)
+}
+
+/// Notes that a message may change the session.
 macro_rules! begin {
     ($name:ident, $session:ident, $message:ident) => {
-        if const { !matches!(Op::$name.change(), Change::Nothing) } {
+        if const { changes(Op::$name) } {
             $session.begin_change($message);
         }
     };
@@ -159,9 +164,7 @@ macro_rules! begin_silently {
 /// Describes an executed message, and notifies the client.
 macro_rules! conclude {
     ($name:ident, $kind:ident, $outcome:ident, $shared:ident, $session:ident, $message:ident) => {{
-        if const { !matches!(Op::$name.change(), Change::Nothing) }
-            && Outcome::<$kind>::is_done(&$outcome)
-        {
+        if const { changes(Op::$name) } && Outcome::<$kind>::is_done(&$outcome) {
             note_change($session, &$shared.images, $message);
         } else if const { Op::$name.is_request() } && Outcome::<$kind>::is_done(&$outcome) {
             $session.note_executed($message);
@@ -173,7 +176,7 @@ macro_rules! conclude {
             $session.note_done($message);
         }
         let done = Outcome::<$kind>::conclude($outcome, $shared, $session, Op::$name);
-        if const { !matches!(Op::$name.change(), Change::Nothing) } && done.is_err() {
+        if const { changes(Op::$name) } && done.is_err() {
             $session.shared.description.cancel_change();
         }
         done

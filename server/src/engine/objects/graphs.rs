@@ -395,13 +395,13 @@ pub struct Graphs {
     bytes: HashMap<u64, usize>,
     /// Sum of `bytes`.
     bytes_in_all: usize,
-    /// Graphs in the session's description that the client has no more.
+    /// Graphs in the session's description that no longer exist.
     gone: Vec<u64>,
     /// Whether the content of any graph or instance has ever been unknown. It may then reference any variable.
     unread: bool,
     /// The words of copies and memsets in the session's description, in ascending order; `None`: not collected.
     words: Option<Vec<u64>>,
-    /// Whether memory was freed since the last save to which such a copy or memset may refer.
+    /// Whether memory of such a copy or memset was freed since the last save.
     lacks_memory: bool,
 }
 

@@ -125,7 +125,7 @@ impl Gpu {
         recorded
     }
 
-    /// Records an event in a capture, of which the graph is destroyed.
+    /// Records an event in a capture and destroys the captured graph.
     ///
     /// # Errors
     /// The driver's status.

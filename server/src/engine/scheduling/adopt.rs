@@ -8,7 +8,7 @@
 use crate::engine::base::account::Account;
 use crate::engine::base::bounds::STACK;
 use crate::engine::base::description::{Description, Record};
-use crate::engine::base::journal::Entry;
+use crate::engine::base::journal::{Entry, is_behind};
 use crate::engine::base::kinds::{Kind, Stage, for_each_kind};
 use crate::engine::base::memory_file::MemoryFile;
 use crate::engine::base::moment::Moment;
@@ -347,7 +347,7 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
     let mut records = Vec::new();
     let (mut client, mut ring) = (None, None);
     if parts.description.is_readable() {
-        // Undoes records.
+        // Before the records are read, of which it may drop the last ones.
         ring = Some(resume(&parts));
         for record in parts.description.records() {
             tracing::trace!("record {record}");
@@ -469,7 +469,7 @@ fn may_go_on(
         journal.note_attempt(rested)?;
     }
     let (taken, described) = (consumer.place().position(), parts.description.described());
-    if (taken.wrapping_sub(described) as i64) < 0 {
+    if is_behind(described, taken) {
         return Err("a call of its client was executed and not answered".into());
     }
     if parts.description.note_remake() > MOST_ATTEMPTS {
@@ -494,7 +494,7 @@ fn settle_change(
     let (Some(found), Some(begun)) = (found, description.begun(taken)) else {
         return Ok(());
     };
-    let is_described = (description.described().wrapping_sub(begun.behind) as i64) >= 0;
+    let is_described = !is_behind(begun.behind, description.described());
     // The release of memory appends one record, then makes the keeper drop the memory.
     let is_done = |op: Op| {
         let releases = op.change() == Change::Own && description.has_changed(&begun);

@@ -36,9 +36,6 @@ struct Session {
     rest: Option<Rest>,
 }
 
-/// The bond of sessions with memory that other sessions may change meanwhile.
-const SHARES: &str = "shared memory or events";
-
 /// What a session at rest sees.
 struct Rest {
     view: View,
@@ -286,7 +283,11 @@ impl<'a> Case<'a> {
             if let Some(rest) = &mut session.rest
                 && !rest.bound_by.is_empty()
             {
-                if rest.bound_by.contains(SHARES) {
+                // Other sessions may change its memory meanwhile.
+                if Bonds::SHARED
+                    .names()
+                    .any(|bond| rest.bound_by.contains(bond))
+                {
                     rest.view.forget_contents();
                 }
                 Tally::count(&mut self.tally.bound, &rest.bound_by);

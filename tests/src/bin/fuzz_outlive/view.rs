@@ -16,6 +16,7 @@ use mpsshim_proto::message::{
 };
 use mpsshim_tests::fuzzing::client::{Client, Sent};
 use mpsshim_tests::fuzzing::images::SAFE_PARAMS;
+use mpsshim_tests::fuzzing::message::is_of_graphs;
 use mpsshim_tests::peer::{Peer, Status, copy, launch, memset};
 use std::fmt;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -105,8 +106,6 @@ impl View {
         for question in questions {
             let answer = answer(client, reader, &question)?;
             // The next server may give the handle of a node that was destroyed to another one.
-            let is_of_graphs =
-                |op: Op| (Op::GraphLaunch as u16..Op::AddressFree as u16).contains(&(op as u16));
             let is_stale = answer.0 == CUDA_ERROR_INVALID_VALUE
                 && matches!(&question, Question::Ask { op, .. } if is_of_graphs(*op));
             if !is_stale {

@@ -949,14 +949,14 @@ fn with_shared_memory(
     make: impl FnOnce(&mut CUgraphNodeParams) -> Result<(), CUresult>,
 ) -> Result<(), CUresult> {
     const LIMIT: CUfunction_attribute = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    if kind != CU_GRAPH_NODE_TYPE_KERNEL {
+        return make(params);
+    }
     let driver = &shared.gpu.driver;
     let kernel: CUDA_KERNEL_NODE_PARAMS = out_of_words(params);
     let (function, mut limit) = (CUfunction(kernel.function), 0);
-    let known = kind == CU_GRAPH_NODE_TYPE_KERNEL
-        && driver
-            .func_get_attribute(&mut limit, LIMIT, function)
-            .is_ok();
-    if !known || i64::from(kernel.shared) <= i64::from(limit) {
+    let known = driver.func_get_attribute(&mut limit, LIMIT, function);
+    if known.is_err() || i64::from(kernel.shared) <= i64::from(limit) {
         return make(params);
     }
     driver.func_set_attribute(function, LIMIT, kernel.shared as c_int)?;

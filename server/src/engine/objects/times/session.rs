@@ -149,7 +149,7 @@ pub fn record_again(
     Ok(())
 }
 
-/// Records an event in a capture again, which the driver refuses to query.
+/// Records an event in a capture again, so that the driver refuses to query it.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_HANDLE` for an unknown event; the driver's status.
