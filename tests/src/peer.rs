@@ -94,6 +94,8 @@ pub struct Peer {
     handles: u32,
     token: u64,
     marks: u32,
+    /// How long it waits for what has to come.
+    pub patience: Duration,
 }
 
 impl Peer {
@@ -137,6 +139,7 @@ impl Peer {
             handles: 0,
             token: 0,
             marks: 0,
+            patience: PATIENCE,
         })
     }
 
@@ -206,7 +209,7 @@ impl Peer {
         shm::is_hung_up(self.socket.as_fd()).then_some(CUDA_ERROR_MPS_RPC_FAILURE)
     }
 
-    /// Polls until `done` gives something, the session ends, or [`PATIENCE`] is over.
+    /// Polls until `done` gives something, the session ends, or its patience is over.
     pub fn wait<T>(&self, mut done: impl FnMut(&Peer) -> Option<T>) -> Status<T> {
         let began = Instant::now();
         loop {
@@ -217,7 +220,7 @@ impl Peer {
                 // What came just before the end still counts.
                 return done(self).ok_or(status);
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > self.patience {
                 return Err(CUDA_ERROR_TIMEOUT);
             }
             std::thread::sleep(Duration::from_micros(20));
@@ -256,7 +259,7 @@ impl Peer {
             if let Some(status) = self.ended() {
                 return Err(status);
             }
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > self.patience {
                 return Err(CUDA_ERROR_TIMEOUT);
             }
             std::thread::sleep(Duration::from_micros(20));

@@ -143,10 +143,12 @@ impl<'a> Case<'a> {
         };
         let peer = self.peer()?;
         let server = peer.welcome.server_pid as i32;
+        let patience = Duration::from_secs(self.options.patience);
         let mut client = match rules.correct {
-            true => Client::correct(peer, PATIENCE)?,
-            false => Client::new(peer, PATIENCE)?,
+            true => Client::correct(peer, patience)?,
+            false => Client::new(peer, patience)?,
         };
+        client.peer.patience = patience;
         let mut prepare = || {
             client.prepare(&mut self.common, &mut self.rng)?;
             // A correct client names only devices that it has attached.
@@ -195,7 +197,10 @@ impl<'a> Case<'a> {
         match sent {
             Sent::Fine => Ok(()),
             Sent::Ended(status) => self.ended(at, status, "at work"),
-            Sent::Stuck => bail!("session {} is stuck", self.sessions[at].id()),
+            Sent::Stuck => {
+                eprintln!("{}", self.daemon.threads());
+                bail!("session {} is stuck", self.sessions[at].id())
+            }
         }
     }
 
@@ -245,7 +250,10 @@ impl<'a> Case<'a> {
                     at += 1;
                 }
                 Err(Sent::Ended(status)) => self.ended(at, status, "at work")?,
-                Err(_) => bail!("session {} does not come to rest", session.id()),
+                Err(_) => {
+                    eprintln!("{}", self.daemon.threads());
+                    bail!("session {} does not come to rest", session.id())
+                }
             }
         }
         self.await_saved()

@@ -8,6 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -179,6 +180,34 @@ impl Daemon {
             let lines: Vec<&str> = lines.collect();
             text += &format!("\n{name}:\n");
             text += &lines[lines.len().saturating_sub(LINES)..].join("\n");
+        }
+        text
+    }
+
+    /// What the threads of its processes do, by a debugger if there is one.
+    pub fn threads(&self) -> String {
+        let mut text = String::new();
+        for (pid, name) in processes(&self.place) {
+            let folder = format!("/proc/{pid}/task");
+            let tasks = fs::read_dir(folder).into_iter().flatten();
+            let of = |name: &str, task: &fs::DirEntry| {
+                let read = fs::read_to_string(task.path().join(name));
+                read.unwrap_or_default().trim_end().to_owned()
+            };
+            text += &format!("{name} {pid}\n");
+            for task in tasks.flatten() {
+                let (id, name) = (task.file_name(), of("comm", &task));
+                let (waits, call) = (of("wchan", &task), of("syscall", &task));
+                text += &format!("  {} {name}: {waits} {call}\n", id.display());
+            }
+            let mut command = Command::new("gdb");
+            command.args(["-p", &pid.to_string(), "-batch", "-nx"]);
+            let traced = command.args(["-ex", "thread apply all bt 14"]).output();
+            let traced = traced.map(|done| String::from_utf8_lossy(&done.stdout).into_owned());
+            let is_told = |line: &&str| line.starts_with(['#', 'T']);
+            for line in traced.unwrap_or_default().lines().filter(is_told) {
+                text += &format!("  {line}\n");
+            }
         }
         text
     }

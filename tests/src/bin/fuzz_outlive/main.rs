@@ -45,6 +45,9 @@ pub struct Options {
     /// How servers end
     #[arg(long, value_enum, default_value_t = Events::Both)]
     events: Events,
+    /// Seconds after which a message that is not taken or answered counts as a hang
+    #[arg(long, default_value_t = 120)]
+    patience: u64,
     /// Print each message and event
     #[arg(long)]
     verbose: bool,
