@@ -15,20 +15,20 @@ use crate::stream::resolve;
 
 /// One recording of an event: done when its stream has come to it.
 #[derive(Default)]
-struct Record {
+pub struct Record {
     reached: Mutex<Option<Instant>>,
     changed: Condvar,
 }
 
 impl Record {
-    fn reach(&self) {
-        *self.reached.lock() = Some(Instant::now());
+    pub fn reach(&self) {
+        self.reached.lock().get_or_insert_with(Instant::now);
         self.changed.notify_all();
     }
     fn time(&self) -> Option<Instant> {
         *self.reached.lock()
     }
-    fn wait(&self) {
+    pub fn wait(&self) {
         let mut reached = self.reached.lock();
         while reached.is_none() {
             self.changed.wait(&mut reached);
@@ -82,23 +82,24 @@ fn record(event: CUevent, stream: CUstream, own: bool, flags: u32) -> R<()> {
     Ok(())
 }
 
-/// Waits, in a graph, for what an event was last recorded for.
-pub fn wait_here(event: u64) {
-    let record = find(CUevent(event))
-        .ok()
-        .and_then(|e| e.record.lock().clone());
-    if let Some(record) = record {
-        record.wait();
-    }
+/// What a wait node of a graph that is being launched waits for: the event's latest record now, as for a call.
+pub fn latest(event: u64) -> Option<Arc<Record>> {
+    find(CUevent(event)).ok()?.record.lock().clone()
 }
 
-/// Records an event in a graph.
-pub fn reach_here(event: u64) {
-    if let Ok(event) = find(CUevent(event)) {
-        let record = Arc::new(Record::default());
-        record.reach();
-        *event.record.lock() = Some(record);
-    }
+/// A record that is done.
+pub fn made() -> Arc<Record> {
+    let record = Record::default();
+    record.reach();
+    Arc::new(record)
+}
+
+/// The record of a record node of a graph that is being launched: the event's latest from now on, as for a call.
+pub fn begun(event: u64) -> Option<Arc<Record>> {
+    let record = Arc::new(Record::default());
+    let event = find(CUevent(event)).ok()?;
+    *event.record.lock() = Some(record.clone());
+    Some(record)
 }
 
 /// Refuses a question about an event of a capture.

@@ -98,8 +98,12 @@ impl Does {
                     does.run(context)?;
                 }
             }
-            Does::Wait(event) => event::wait_here(*event),
-            Does::Record(event) => event::reach_here(*event),
+            Does::Wait(event) => event::latest(*event)
+                .iter()
+                .for_each(|record| record.wait()),
+            Does::Record(event) => event::begun(*event)
+                .iter()
+                .for_each(|record| record.reach()),
             Does::Host(function, data) => function(*data as *mut c_void),
             // Only an instance has the contents of the bodies.
             Does::Conditional(_) => return Err(CUDA_ERROR_NOT_SUPPORTED),
@@ -1297,14 +1301,52 @@ fn launch(exec_: u64, stream: CUstream, own: bool) -> R<()> {
     }
     let bodies = exec.bodies.lock().clone();
     let values = Arc::clone(&exec.values);
+    let records = Records::of(&work);
     stream.submit(&context, move |context| {
         values.reset();
-        condition::run_with(&values, || run_nodes(&work, &bodies, &values, context))
+        condition::run_with(&values, || {
+            for (node, record) in work.iter().zip(&records.0) {
+                match record {
+                    Some((record, true)) => record.reach(),
+                    Some((record, false)) => record.wait(),
+                    None => run_nodes(std::slice::from_ref(node), &bodies, &values, context)?,
+                }
+            }
+            Ok(())
+        })
     });
     Ok(())
 }
 
-fn run_nodes(work: &Work, bodies: &Bodies, values: &Values, context: &Context) -> R<()> {
+/// The record of each event node of a launch, and whether the node makes it. All are made in the end, also if the launch is
+/// dropped.
+struct Records(Vec<Option<(Arc<event::Record>, bool)>>);
+
+impl Records {
+    fn of(work: &Work) -> Records {
+        let record = |does: &Does| match does {
+            // An event that was never recorded is not waited for.
+            Does::Wait(event) => Some((event::latest(*event).unwrap_or_else(event::made), false)),
+            Does::Record(event) => Some((event::begun(*event)?, true)),
+            _ => None,
+        };
+        Records(work.iter().map(|(_, does, _)| record(does)).collect())
+    }
+}
+
+impl Drop for Records {
+    fn drop(&mut self) {
+        let made = self.0.iter().flatten().filter(|(_, makes)| *makes);
+        made.for_each(|(record, _)| record.reach());
+    }
+}
+
+fn run_nodes(
+    work: &[(u64, Does, bool)],
+    bodies: &Bodies,
+    values: &Values,
+    context: &Context,
+) -> R<()> {
     for (_, does, on) in work {
         match does {
             Does::Conditional(node) => run_bodies(node, bodies, values, context)?,

@@ -1000,3 +1000,65 @@ fn a_copy_of_a_graph_from_memory_that_was_unmapped_is_an_error() {
     ok("cuGraphDestroy", &[graph]);
     let _ = call("cuCtxDestroy_v2", &[context]);
 }
+
+/// Measured on an H200 with driver 580: the event nodes of a graph act as if the calls were made with the launch.
+#[test]
+fn event_nodes_of_a_graph_refer_to_the_time_of_its_launch() {
+    let (_turn, context) = context();
+    let flags = upload(&[0u32; 3]);
+    let [stream, other, third] = [1; 3].map(|kind| get("cuStreamCreate", &[kind]));
+    let event = get("cuEventCreate", &[CU_EVENT_DISABLE_TIMING.into()]);
+    let exec_of = |kinds: &[&str]| {
+        let graph = get("cuGraphCreate", &[0]);
+        let mut last = 0u64;
+        for kind in kinds {
+            let behind = &last as *const u64 as u64;
+            let count = u64::from(last != 0);
+            last = get(kind, &[graph, behind, count, event]);
+        }
+        get("cuGraphInstantiateWithFlags", &[graph, 0])
+    };
+    const WAIT: &str = "cuGraphAddEventWaitNode";
+    const RECORD: &str = "cuGraphAddEventRecordNode";
+    let (waits, records) = (exec_of(&[WAIT]), exec_of(&[RECORD]));
+    let both = exec_of(&[RECORD, WAIT]);
+    // A flag for each stretch of a stream's work.
+    let stops = |stream: u64, at: u64| {
+        ok("cuStreamWaitValue32_v2", &[stream, flags + 4 * at, 1, 0]);
+    };
+    let free = |at: u64| ok("cuStreamWriteValue32_v2", &[third, flags + 4 * at, 1, 0]);
+    // No record is waited for, and none that is behind the launch.
+    stops(stream, 0);
+    ok("cuGraphLaunch", &[waits, stream]);
+    ok("cuEventRecord", &[event, stream]);
+    free(0);
+    ok("cuStreamSynchronize", &[stream]);
+    // The launch is a record.
+    ok("cuMemsetD32_v2", &[flags, 0, 3]);
+    stops(stream, 0);
+    ok("cuGraphLaunch", &[records, stream]);
+    assert_eq!(call("cuEventQuery", &[event]), CUDA_ERROR_NOT_READY);
+    ok("cuStreamWaitEvent", &[other, event, 0]);
+    assert_eq!(call("cuStreamQuery", &[other]), CUDA_ERROR_NOT_READY);
+    // Another graph waits for it.
+    ok("cuGraphLaunch", &[waits, other]);
+    free(0);
+    ok("cuStreamSynchronize", &[other]);
+    ok("cuEventQuery", &[event]);
+    // One that records and waits does not wait for the record of another stream.
+    stops(other, 1);
+    ok("cuEventRecord", &[event, other]);
+    ok("cuGraphLaunch", &[both, stream]);
+    ok("cuStreamSynchronize", &[stream]);
+    ok("cuEventQuery", &[event]);
+    // A later record is not waited for, and counts after the graph.
+    stops(stream, 2);
+    ok("cuGraphLaunch", &[waits, stream]);
+    ok("cuEventRecord", &[event, other]);
+    free(2);
+    ok("cuStreamSynchronize", &[stream]);
+    assert_eq!(call("cuEventQuery", &[event]), CUDA_ERROR_NOT_READY);
+    free(1);
+    ok("cuCtxSynchronize", &[]);
+    ok("cuCtxDestroy_v2", &[context]);
+}

@@ -104,6 +104,62 @@ impl Template {
         !self.conditions.is_empty() || self.nodes.iter().any(has_bodies)
     }
 
+    /// Whether the other template has the same contents, where its node at position `at` of all layers is the node at
+    /// position `places[at]` of this one. Child graphs have no such positions: they are the same if their nodes are, in
+    /// the order of their creation.
+    pub fn is_same(&self, other: &Template, places: &[u32]) -> bool {
+        let (layers, others) = (self.layers(), other.layers());
+        let is_same_layer = |(one, other): (&Layer<'_>, &Layer<'_>)| {
+            let end = one.first + one.template.nodes.len() as u32;
+            let place = |at: u32| {
+                let place = *places.get((other.first + at) as usize)?;
+                (one.first..end).contains(&place).then(|| place - one.first)
+            };
+            one.template.has_same_nodes(other.template, place)
+        };
+        layers.len() == others.len()
+            && self.conditions == other.conditions
+            && layers.iter().zip(&others).all(is_same_layer)
+    }
+
+    /// Whether the nodes of another template are those of this one, at other positions.
+    fn has_same_nodes(&self, other: &Template, place: impl Fn(u32) -> Option<u32>) -> bool {
+        let is_same_node = |(at, node): (u32, &Node)| {
+            let own = place(at).and_then(|at| self.nodes.get(at as usize));
+            own.is_some_and(|own| own.is_same(node, &place))
+        };
+        let sinks = other.sinks.iter().map(|sink| place(*sink));
+        self.nodes.len() == other.nodes.len()
+            && sinks.eq(self.sinks.iter().map(|sink| Some(*sink)))
+            && (0..).zip(&other.nodes).all(is_same_node)
+    }
+
+    /// The template with its nodes in the order in which they are created.
+    fn in_order(&self) -> Template {
+        let order = self.order();
+        let mut places = vec![0; self.nodes.len()];
+        for (to, from) in (0..).zip(&order) {
+            places[*from] = to;
+        }
+        let moved = |at: &u32| places.get(*at as usize).copied().unwrap_or(*at);
+        let mut nodes: Vec<Node> = order.iter().map(|at| self.nodes[*at].clone()).collect();
+        for node in &mut nodes {
+            node.dependencies
+                .iter_mut()
+                .for_each(|(on, _)| *on = moved(on));
+            node.dependencies.sort_unstable();
+            let inside = node.inside.as_deref_mut().into_iter();
+            inside
+                .chain(&mut node.bodies)
+                .for_each(|inside| *inside = inside.in_order());
+        }
+        Template {
+            nodes,
+            sinks: self.sinks.iter().map(moved).collect(),
+            conditions: self.conditions.clone(),
+        }
+    }
+
     /// The order in which to create the nodes, each after its dependencies. The driver treats this order as significant
     /// when it updates an instance.
     pub fn order(&self) -> Vec<usize> {
@@ -162,6 +218,27 @@ pub struct Node {
 }
 
 impl Node {
+    /// Whether the other node is this one, where the nodes of its graph have these positions in the graph of this one. The
+    /// bodies of conditional nodes are compared as layers of the graph.
+    fn is_same(&self, other: &Node, place: impl Fn(u32) -> Option<u32>) -> bool {
+        let mut on: Vec<_> = self
+            .dependencies
+            .iter()
+            .map(|(on, data)| (Some(*on), data))
+            .collect();
+        let others = other.dependencies.iter();
+        let mut others: Vec<_> = others.map(|(on, data)| (place(*on), data)).collect();
+        on.sort_unstable();
+        others.sort_unstable();
+        let inside = (&self.inside, &other.inside);
+        let is_same_inside = inside.0 == inside.1
+            || matches!(inside, (Some(one), Some(other)) if one.in_order() == other.in_order());
+        on == others
+            && is_same_inside
+            && (self.kind, self.device) == (other.kind, other.device)
+            && (&self.does, &self.attributes) == (&other.does, &other.attributes)
+    }
+
     /// Appends the words of these parameters of a copy or memset.
     pub fn append_words(&self, does: &[u8], to: &mut Vec<u64>) {
         if matches!(
@@ -323,6 +400,43 @@ mod tests {
             assert!(std::ptr::eq(all[place], node), "{place}");
         }
         assert!(outer.is_conditional() && !template(&[&[]], &[]).is_conditional());
+    }
+
+    #[test]
+    fn the_same_nodes_are_found_at_other_positions() {
+        let numbered = |dependencies: &[&[u32]], sinks: &[u32], numbers: &[u8]| {
+            let mut template = template(dependencies, sinks);
+            for (node, number) in template.nodes.iter_mut().zip(numbers) {
+                node.does = vec![*number];
+            }
+            template
+        };
+        let forked = numbered(&[&[], &[0], &[0]], &[2, 1], &[7, 8, 9]);
+        let again = numbered(&[&[], &[0], &[0]], &[1, 2], &[7, 9, 8]);
+        assert!(forked.is_same(&again, &[0, 2, 1]) && forked.is_same(&forked, &[0, 1, 2]));
+        assert!(!forked.is_same(&again, &[0, 1, 2]) && !forked.is_same(&again, &[0, 2]));
+        for changed in [
+            numbered(&[&[], &[0], &[0]], &[1, 2], &[7, 9, 6]),
+            numbered(&[&[], &[0], &[1]], &[1, 2], &[7, 9, 8]),
+            numbered(&[&[], &[0], &[0]], &[2, 1], &[7, 9, 8]),
+            numbered(&[&[], &[0], &[0], &[]], &[1, 2], &[7, 9, 8, 1]),
+        ] {
+            assert!(!forked.is_same(&changed, &[0, 2, 1, 3]), "{changed:?}");
+        }
+        let holds = |inside: &Template, body: &Template| {
+            let mut outer = template(&[&[], &[0]], &[]);
+            outer.nodes[0].inside = Some(Box::new(inside.clone()));
+            outer.nodes[1].bodies = vec![body.clone()];
+            outer
+        };
+        // The nodes of a child graph are compared in the order in which they are created, those of a body at their positions.
+        let child = numbered(&[&[1], &[]], &[], &[2, 1]);
+        let created = numbered(&[&[], &[0]], &[], &[1, 2]);
+        let outer = holds(&child, &forked);
+        assert!(outer.is_same(&holds(&created, &again), &[0, 1, 2, 4, 3]));
+        assert!(!outer.is_same(&holds(&created, &again), &[0, 1, 2, 3, 4]));
+        assert!(!outer.is_same(&holds(&again, &again), &[0, 1, 2, 4, 3]));
+        assert!(!outer.is_same(&holds(&created, &again), &[0, 3, 2, 4, 1]));
     }
 
     #[test]

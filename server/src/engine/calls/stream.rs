@@ -38,7 +38,16 @@ pub fn stream_create(
     let role = match body.legacy {
         0 => Role::Independent,
         own if own == body.stream => Role::Legacy,
-        legacy => Role::Blocking(session.objects.streams.index(legacy)?),
+        legacy => {
+            let index = session.objects.streams.index(legacy)?;
+            match session.objects.streams.at(index)?.role {
+                Role::Legacy => Role::Blocking(index),
+                // It may capture, and a stream that waits for it would join the capture.
+                Role::Independent | Role::Blocking(_) => {
+                    return Err(CUDA_ERROR_INVALID_HANDLE.into());
+                }
+            }
+        }
     };
     device.make_current(&shared.gpu.driver)?;
     let priority = clamped(body.priority);

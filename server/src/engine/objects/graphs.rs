@@ -187,6 +187,8 @@ pub struct Graph {
     pub size: Size,
     /// Its content as of the last change, if it has been read from the driver since then.
     pub read: Option<Arc<Read>>,
+    /// Its content as it was read last, if it may have changed since.
+    before: Option<Arc<Read>>,
     /// Whether the session's description contains it in its current state.
     pub written: bool,
     /// The leaf nodes with which a capture ended, if there are several.
@@ -202,6 +204,21 @@ impl Graph {
     pub fn nodes(&self) -> impl Iterator<Item = u64> {
         self.nodes.iter().copied()
     }
+
+    /// Marks its content as not read: it has changed, or may have.
+    fn touch(&mut self) {
+        let read = self.read.take();
+        self.before = read.or(self.before.take());
+        self.written = false;
+    }
+
+    /// Takes its content as it was read from the driver. Returns it, or the content that was read before if the graph has not
+    /// changed since: instances are known to have been made of that one.
+    pub fn note_read(&mut self, read: Read) -> Arc<Read> {
+        let before = self.before.take().filter(|before| before.is_same(&read));
+        let read = before.unwrap_or_else(|| Arc::new(read));
+        self.read.insert(read).clone()
+    }
 }
 
 /// Content of a driver graph.
@@ -213,6 +230,22 @@ pub struct Read {
     pub places: HashMap<CUgraphNode, u32>,
     /// Handles of the bodies of conditional nodes, in the order of the template's layers.
     pub bodies: Vec<u64>,
+}
+
+impl Read {
+    /// Whether another reading shows the same nodes with the same content. The driver may have them in another order: a graph
+    /// that was made again has them in the order of [`Template::order`].
+    fn is_same(&self, other: &Read) -> bool {
+        let mut places = vec![u32::MAX; other.places.len()];
+        for (node, at) in &other.places {
+            let (Some(place), Some(own)) = (places.get_mut(*at as usize), self.places.get(node))
+            else {
+                return false;
+            };
+            *place = *own;
+        }
+        self.bodies == other.bodies && self.template.is_same(&other.template, &places)
+    }
 }
 
 /// The known content of a graph instance.
@@ -539,7 +572,7 @@ impl Graphs {
     pub fn touch(&mut self, graph: u64) {
         for of in self.around(graph) {
             if let Ok(graph) = self.graphs.get_mut(of) {
-                (graph.read, graph.written) = (None, false);
+                graph.touch();
             }
         }
         self.note_stale();
@@ -651,6 +684,7 @@ impl Graphs {
                 filling: false,
                 size: layer.size,
                 read: (!is_body).then(|| Arc::clone(read)),
+                before: None,
                 written: !is_body,
                 sinks: layer.sinks,
                 conditions: match is_body {
@@ -762,6 +796,7 @@ impl Graphs {
                 height: 1,
             },
             read: None,
+            before: None,
             written: false,
             sinks: Vec::new(),
             conditions: Vec::new(),
@@ -1055,6 +1090,12 @@ impl Graphs {
         Err(event)
     }
 
+    /// Whether a graph may reference an event.
+    pub fn refers_to_events(&self) -> bool {
+        let is_event = |handle: &u64| Handle(*handle).kind() == Some(Kind::Event);
+        self.referred.iter().any(is_event)
+    }
+
     /// Records that a graph references this image or event.
     pub fn refer_to(&mut self, handle: u64) {
         self.referred.insert(handle);
@@ -1062,9 +1103,7 @@ impl Graphs {
 
     /// Marks all graphs and instances as unsaved: they may refer to an object that the client has just destroyed.
     fn read_again(&mut self) {
-        for graph in self.graphs.iter_mut() {
-            (graph.read, graph.written) = (None, false);
-        }
+        self.graphs.iter_mut().for_each(Graph::touch);
         for exec in self.execs.iter_mut() {
             exec.written = false;
         }
@@ -1173,6 +1212,47 @@ impl Graphs {
 mod tests {
     use super::*;
     use crate::engine::base::graph_templates::Node as TemplateNode;
+
+    #[test]
+    fn a_graph_that_has_not_changed_keeps_its_content() {
+        let mut graphs = Graphs::default();
+        let own = graphs.graph_handle(CUgraph(1), Ordinal::of_test(0), Owner::Client);
+        let own = own.unwrap();
+        let node = |does: u8, on: &[u32]| TemplateNode {
+            kind: 0,
+            device: 0,
+            does: vec![does],
+            attributes: BTreeMap::new(),
+            dependencies: on.iter().map(|on| (*on, [0; 8])).collect(),
+            inside: None,
+            bodies: Vec::new(),
+        };
+        let read = |nodes: Vec<TemplateNode>, raw: &[u64]| Read {
+            template: Template {
+                nodes,
+                ..Template::default()
+            },
+            places: raw.iter().map(|raw| CUgraphNode(*raw)).zip(0..).collect(),
+            bodies: Vec::new(),
+        };
+        let mut note = |read: Read| {
+            graphs.touch(own);
+            graphs.graphs.get_mut(own).unwrap().note_read(read)
+        };
+        let first = note(read(vec![node(1, &[]), node(2, &[0])], &[10, 20]));
+        // The driver lists the same nodes in another order.
+        let second = note(read(vec![node(2, &[1]), node(1, &[])], &[20, 10]));
+        assert!(Arc::ptr_eq(&first, &second));
+        // Another node has the same content.
+        let third = note(read(vec![node(2, &[1]), node(1, &[])], &[20, 30]));
+        assert!(!Arc::ptr_eq(&first, &third));
+        let fourth = note(read(vec![node(3, &[1]), node(1, &[])], &[20, 30]));
+        assert_ne!(third.template, fourth.template);
+        assert!(Arc::ptr_eq(
+            &fourth,
+            &note(read(fourth.template.nodes.clone(), &[20, 30]))
+        ));
+    }
 
     #[test]
     fn what_is_inside_counts_as_often_as_it_is_there() {

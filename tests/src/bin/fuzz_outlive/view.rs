@@ -1,8 +1,8 @@
 //! What a client can see of its session: answers to queries, and the contents of its memory.
 
 use mpsshim_api::cuda::{
-    CU_MEM_LOCATION_TYPE_DEVICE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CUDA_ERROR_INVALID_VALUE,
-    CUDA_ERROR_TIMEOUT, CUresult,
+    CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+    CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_TIMEOUT, CUresult,
 };
 use mpsshim_proto::arena::is_host;
 use mpsshim_proto::handle::{Handle, Kind};
@@ -438,6 +438,10 @@ fn of_memory(client: &Client, all: &mut Vec<Question>) {
     }
     for pool in some(client, Kind::MemPool) {
         for attribute in 1..9 {
+            // A server may keep freed memory in a pool for a while, which the next one does not have.
+            if attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT {
+                continue;
+            }
             let body = PoolAttribute {
                 pool,
                 value: 0,

@@ -2,7 +2,7 @@
 
 use crate::acts::{Act, Form, Images, add_all};
 use crate::call;
-use crate::calls::Status;
+use crate::calls::{Status, Trouble};
 use crate::memory::Buffers;
 use crate::streams::{Hands, Streams};
 use mpsshim_api::cuda::*;
@@ -165,9 +165,14 @@ impl Graph {
     /// A call's status, or the difference.
     pub fn check(&self) -> Status {
         if let Some(event) = self.event {
-            let status = mpsshim_tests::cu!(cuEventQuery, event);
-            let what = || "query of an event that was recorded in a capture".into();
-            crate::calls::same(what, status, CUDA_ERROR_INVALID_VALUE)?;
+            match mpsshim_tests::cu!(cuEventQuery, event) {
+                CUDA_ERROR_INVALID_VALUE => {}
+                CUDA_SUCCESS => {
+                    let what = "an event that was recorded in a capture can be queried";
+                    return Err(Trouble::Wrong(what.into()));
+                }
+                status => return Err(Trouble::Call("cuEventQuery", status)),
+            }
         }
         if self.nodes.is_empty() {
             return Ok(());

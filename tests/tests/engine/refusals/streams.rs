@@ -342,13 +342,31 @@ pub fn table() -> Table {
                 ..stream(new)
             })
         })
-        .handle(Kind::Stream, CUDA_ERROR_INVALID_HANDLE, |s, legacy| {
+        .fine("a blocking stream", |s| {
+            let legacy = s.unused(Kind::Stream);
+            let body = StreamCreate {
+                legacy,
+                ..stream(legacy)
+            };
+            s.peer.post(Op::StreamCreate, &body, &[]).expect("posted");
             let new = s.unused(Kind::Stream);
             Draft::of(&StreamCreate {
                 legacy,
                 ..stream(new)
             })
         })
+        // The live stream is no legacy default stream.
+        .handle_where(
+            Kind::Stream,
+            [CUDA_ERROR_INVALID_HANDLE; 2].into(),
+            |s, legacy| {
+                let new = s.unused(Kind::Stream);
+                Draft::of(&StreamCreate {
+                    legacy,
+                    ..stream(new)
+                })
+            },
+        )
         .handle(Kind::GreenContext, CUDA_ERROR_INVALID_HANDLE, |s, green| {
             let new = s.unused(Kind::Stream);
             Draft::of(&StreamCreate {

@@ -330,11 +330,14 @@ pub fn fill_of(shared: &Shared, graph: CUgraph, device: Ordinal) -> Option<f32> 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::base::call::Incoming;
     use crate::engine::calls::Undone;
+    use crate::engine::objects::held::{Awaited, Order};
     use crate::engine::testing::{
         FAULT, Fixture, Function, counts, obeys, obeys_with_handle, others,
     };
     use mpsshim_model::bonds::Bonds;
+    use mpsshim_proto::handle::Kind;
     use mpsshim_proto::message::Op;
     use std::cell::Cell;
 
@@ -357,6 +360,27 @@ mod tests {
         let graph = test.graph();
         test.node(graph);
         exec_of(test, graph)
+    }
+
+    /// A record that is deferred is the event's latest for a graph that is launched behind it.
+    #[test]
+    fn a_launch_of_a_graph_with_events_overtakes_nothing_deferred() {
+        let mut test = Fixture::new(&[]);
+        let (exec, held, stream) = (exec(&mut test), test.stream(), test.stream());
+        let body = GraphLaunch { exec, stream };
+        let held = test.session.objects.streams.index(held).expect("a stream");
+        test.session.hold(held, Awaited::passed(u64::MAX));
+        let order = |test: &mut Fixture| {
+            let message = Incoming::copied(Op::GraphLaunch, 0, body.as_bytes());
+            test.session.order(message)
+        };
+        assert!(matches!(order(&mut test), Order::Now));
+        let image = test.image(Kind::Module);
+        test.session.objects.graphs.refer_to(image);
+        assert!(matches!(order(&mut test), Order::Now));
+        let event = test.event();
+        test.session.objects.graphs.refer_to(event);
+        assert!(matches!(order(&mut test), Order::Stays));
     }
 
     /// Takes the instance away, and says whether only what its graph has still counted.

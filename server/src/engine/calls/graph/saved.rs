@@ -21,6 +21,7 @@ use crate::engine::calls::graph::node::{
     bodies_of, describe_conditional, describe_node, note_described, part_current,
 };
 use crate::engine::calls::graph::shown::node_as_seen;
+use crate::engine::calls::sharing::device_at;
 use crate::engine::lasting::{Lasting, Lost, Making};
 use crate::engine::objects::graphs::{
     Conditional, Exec, Origin, Owner, Read, Restored, RestoredNode,
@@ -185,19 +186,13 @@ fn read_graph(
     let places: HashMap<CUgraphNode, u32> = nodes.zip(0..).collect();
     // The first layer is the graph itself.
     let bodies = layers.iter().skip(1).map(|layer| layer.handle).collect();
-    let read = Arc::new(Read {
+    let read = Read {
         template,
         places,
         bodies,
-    });
-    let graph = session
-        .objects
-        .graphs
-        .graphs
-        .get_mut(handle)
-        .map_err(|_| GONE)?;
-    graph.read = Some(Arc::clone(&read));
-    Ok(read)
+    };
+    let graph = session.objects.graphs.graphs.get_mut(handle);
+    Ok(graph.map_err(|_| GONE)?.note_read(read))
 }
 
 /// The driver's objects of a graph and of the bodies of its conditional nodes.
@@ -321,6 +316,7 @@ fn read_node(
             let does = node_as_seen(session, shared, node, kind, &known);
             read.does = does.map_err(refused(shared))?;
             note_variables(session, &mut read.does, &reader.variables, true)?;
+            read.device = device_of(session, shared, kind, &read.does).unwrap_or(device);
             can_be_made_again(session, shared, &read)?;
             if kind == CU_GRAPH_NODE_TYPE_KERNEL {
                 read.attributes = attributes_of(shared, node);
@@ -364,6 +360,28 @@ fn read_bodies(
         inside.push(Contents { handle, ..contents });
     }
     Ok(inside)
+}
+
+/// The device of a node's function or memory, which may be another one than that of its graph. `None` if it has none.
+fn device_of(session: &Session, shared: &Shared, kind: u32, does: &[u8]) -> Option<u32> {
+    let at = |address| device_at(session, shared, address);
+    let device = match kind {
+        CU_GRAPH_NODE_TYPE_KERNEL => {
+            let (kernel, _) = KernelNode::read_from_prefix(does).ok()?;
+            let function = session.objects.functions.get(kernel.function);
+            Some(function.ok()?.device)
+        }
+        CU_GRAPH_NODE_TYPE_MEMCPY => {
+            let (copy, _) = CUDA_MEMCPY3D::read_from_prefix(does).ok()?;
+            at(copy.dst_device).or_else(|| at(copy.src_device))
+        }
+        CU_GRAPH_NODE_TYPE_MEMSET => {
+            let (set, _) = CUDA_MEMSET_NODE_PARAMS::read_from_prefix(does).ok()?;
+            at(set.to)
+        }
+        _ => None,
+    };
+    device.map(u32::from)
 }
 
 /// Checks that another server would accept a node and give it the same effect.
@@ -1097,6 +1115,41 @@ mod tests {
             default: 1,
             flags: CU_GRAPH_COND_ASSIGN_DEFAULT,
         }
+    }
+
+    #[test]
+    fn a_node_is_of_the_device_of_its_function_or_memory() {
+        let mut test = Fixture::with_devices(2, &[]);
+        let of =
+            |test: &Fixture, kind, does: &[u8]| device_of(&test.session, &test.shared, kind, does);
+        let there = test.memory_of(1, 4096);
+        let set = |to| CUDA_MEMSET_NODE_PARAMS {
+            to,
+            ..CUDA_MEMSET_NODE_PARAMS::default()
+        };
+        let copy = |dst_device, src_device| CUDA_MEMCPY3D {
+            dst_device,
+            src_device,
+            ..CUDA_MEMCPY3D::default()
+        };
+        let kind = CU_GRAPH_NODE_TYPE_MEMSET;
+        assert_eq!(of(&test, kind, set(there).as_bytes()), Some(1));
+        assert_eq!(of(&test, kind, set(16).as_bytes()), None);
+        let kind = CU_GRAPH_NODE_TYPE_MEMCPY;
+        assert_eq!(of(&test, kind, copy(16, there).as_bytes()), Some(1));
+        let here = test.memory(4096);
+        assert_eq!(of(&test, kind, copy(here, there).as_bytes()), Some(0));
+        let function = test.function();
+        let kernel = KernelNode {
+            function,
+            ..KernelNode::default()
+        };
+        let kind = CU_GRAPH_NODE_TYPE_KERNEL;
+        assert_eq!(of(&test, kind, kernel.as_bytes()), Some(0));
+        let functions = &mut test.session.objects.functions;
+        functions.get_mut(function).expect("a function").device = Ordinal::of_test(1);
+        assert_eq!(of(&test, kind, kernel.as_bytes()), Some(1));
+        assert_eq!(of(&test, CU_GRAPH_NODE_TYPE_EMPTY, &[]), None);
     }
 
     #[test]

@@ -311,6 +311,12 @@ impl Session {
     fn touches(&self, message: Incoming<'_>) -> Touches {
         match message.op.ordering() {
             Ordering::Free => Touches::Nothing,
+            // Its nodes record events and wait for them as if the launch did so.
+            Ordering::Objects(_)
+                if message.op == Op::GraphLaunch && self.objects.graphs.refers_to_events() =>
+            {
+                Touches::Everything
+            }
             Ordering::Objects(touched) => {
                 let mut objects = [None; 2];
                 for (object, touch) in objects.iter_mut().zip(touched) {
