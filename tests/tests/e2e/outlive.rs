@@ -1,15 +1,23 @@
 //! Sessions that outlive their server: killed, or with its context lost.
 
-use mpsshim_proto::message::{Object, Op};
+use mpsshim_api::cuda::{CU_GRAPH_NODE_TYPE_EVENT_RECORD, CUDA_SUCCESS, CUresult};
+use mpsshim_proto::handle::Kind;
+use mpsshim_proto::message::graph::{
+    CaptureBegin, GraphCreate, GraphInstantiate, GraphInstantiated, GraphLaunch, GraphNode,
+};
+use mpsshim_proto::message::{
+    Attach, EventCreate, EventOnStream, GetFunction, ImageLoad, Object, Op, StreamCreate,
+};
 use mpsshim_tests::PATIENCE;
 use mpsshim_tests::control_daemon::{Place, other_user, wait_until};
-use mpsshim_tests::peer::{PTX, Peer};
+use mpsshim_tests::peer::{PTX, Peer, fill_params, launch, memory_file, memset};
 use mpsshim_tests::programs::{client, succeed};
 use mpsshim_tests::scene::{control, daemon, daemon_with, daemon_with_descriptors};
 use mpsshim_tests::survivors::{
     ASSERT, ILLEGAL_ADDRESS, RPC_FAILURE, Survivor, clients, keepers, kill_server, portable,
     server, wait_until_portable,
 };
+use std::os::fd::AsFd;
 
 /// A daemon at which faulty programs share their server with the others again and again.
 fn daemon_without_quarantine() -> Place {
@@ -57,6 +65,152 @@ fn clients_of_another_device_than_the_first_go_on() {
     }
     survivor.round();
     survivor.end();
+}
+
+#[test]
+fn a_graph_with_a_node_of_another_device_goes_to_the_next_server() {
+    let place = daemon_with(&[("SOFTGPU_DEVICES", "2")]);
+    let mut peer = Peer::connect(&control(&place)).expect("a session");
+    peer.attach().expect("attach");
+    let there = Attach {
+        device: 1,
+        flags: 0,
+    };
+    peer.ask_as(0, Op::Attach, &there, &[]).expect("attach");
+    let image = ImageLoad {
+        device: 1,
+        ..peer.image_load(PTX.as_bytes())
+    };
+    let file = memory_file(PTX.as_bytes()).expect("a file");
+    let module = peer.load(&image, &[], file.as_fd()).expect("a module");
+    let (stream, function) = (peer.handle(Kind::Stream), peer.handle(Kind::Function));
+    let body = StreamCreate {
+        stream,
+        device: 1,
+        ..StreamCreate::default()
+    };
+    peer.post(Op::StreamCreate, &body, &[]).expect("a stream");
+    let body = GetFunction {
+        parent: module,
+        function,
+        device: 1,
+        pad: 0,
+    };
+    let get = peer.ask_as(0, Op::GetFunction, &body, b"fill\0");
+    get.expect("a function");
+    let params = fill_params(peer.memory(4096).expect("memory").start, 3, 1);
+    let graph = GraphCreate::default();
+    let graph: u64 = peer.ask(Op::GraphCreate, &graph, &[]).expect("a graph");
+    let begin = CaptureBegin {
+        stream,
+        graph,
+        ..CaptureBegin::default()
+    };
+    peer.ask_as(0, Op::CaptureBegin, &begin, &[])
+        .expect("a capture");
+    let body = launch(function, stream, 1, params.len());
+    peer.post(Op::Launch, &body, &params).expect("a node");
+    let end = Object { object: stream };
+    peer.ask_as(0, Op::CaptureEnd, &end, &[]).expect("an end");
+    for _ in 0..2 {
+        wait_until_portable(&place, 1);
+        kill_server(&place);
+        peer.finish(stream).expect("it goes on");
+    }
+    let exec = instantiate(&mut peer, graph);
+    peer.post(Op::GraphLaunch, &GraphLaunch { exec, stream }, &[])
+        .expect("a launch");
+    peer.finish(stream).expect("done");
+}
+
+fn instantiate(peer: &mut Peer, graph: u64) -> u64 {
+    let body = GraphInstantiate {
+        graph,
+        ..GraphInstantiate::default()
+    };
+    let made: GraphInstantiated = peer.ask(Op::GraphInstantiate, &body, &[]).expect("made");
+    assert_eq!(CUresult(made.status), CUDA_SUCCESS);
+    made.exec
+}
+
+/// The next server makes the leaves of a captured graph last, so its driver has the nodes in another order.
+#[test]
+fn an_instance_of_a_graph_that_was_made_again_does_not_bind() {
+    let place = daemon();
+    let mut peer = Peer::connect(&control(&place)).expect("a session");
+    peer.attach().expect("attach");
+    let (stream, other) = (peer.stream().expect("one"), peer.stream().expect("other"));
+    let memory = peer.memory(4096).expect("memory").start;
+    let events = [(); 3].map(|()| {
+        let event = peer.handle(Kind::Event);
+        let body = EventCreate {
+            event,
+            ..EventCreate::default()
+        };
+        peer.post(Op::EventCreate, &body, &[]).expect("an event");
+        event
+    });
+    let on = |event, stream| EventOnStream {
+        event,
+        stream,
+        ..EventOnStream::default()
+    };
+    let begin = CaptureBegin {
+        stream,
+        ..CaptureBegin::default()
+    };
+    peer.ask_as(0, Op::CaptureBegin, &begin, &[])
+        .expect("a capture");
+    let set = |peer: &mut Peer, at: u64, stream| {
+        let body = memset(memory + 4 * at, at as u32 + 1, 1, stream);
+        peer.post(Op::Memset, &body, &[]).expect("a node");
+    };
+    let join = |peer: &mut Peer, event, from, to| {
+        peer.post(Op::EventRecord, &on(event, from), &[])
+            .expect("a record");
+        peer.post(Op::StreamWaitEvent, &on(event, to), &[])
+            .expect("a wait");
+    };
+    set(&mut peer, 0, stream);
+    join(&mut peer, events[0], stream, other);
+    set(&mut peer, 1, other);
+    set(&mut peer, 2, stream);
+    set(&mut peer, 3, stream);
+    join(&mut peer, events[1], other, stream);
+    let end = Object { object: stream };
+    let graph: u64 = peer.ask(Op::CaptureEnd, &end, &[]).expect("a graph");
+    let exec = instantiate(&mut peer, graph);
+    // A graph that refers to an event, so that all graphs are read again once the event is destroyed.
+    let body = GraphCreate::default();
+    let refers: u64 = peer.ask(Op::GraphCreate, &body, &[]).expect("a graph");
+    let body = GraphNode {
+        object: refers,
+        kind: CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+        ..GraphNode::default()
+    };
+    peer.ask_as(0, Op::GraphNode, &body, &events[2].to_le_bytes())
+        .expect("a node");
+    for destroys in [true, false] {
+        wait_until_portable(&place, 1);
+        kill_server(&place);
+        if destroys {
+            let body = Object { object: refers };
+            peer.ask_as(0, Op::GraphDestroy, &body, &[]).expect("gone");
+            let body = Object { object: events[2] };
+            peer.post(Op::EventDestroy, &body, &[]).expect("gone");
+        }
+        peer.finish(stream).expect("it goes on");
+    }
+    wait_until_portable(&place, 1);
+    let body = GraphLaunch { exec, stream };
+    peer.post(Op::GraphLaunch, &body, &[]).expect("a launch");
+    let read = peer.read(stream, memory, 16).expect("a copy");
+    let words = read
+        .as_chunks()
+        .0
+        .iter()
+        .map(|word| u32::from_le_bytes(*word));
+    assert!(words.eq(1..=4), "{read:?}");
 }
 
 /// User and group of a server's process, with the groups that it has besides.

@@ -1023,11 +1023,14 @@ fn fill(
                 Described::child(inner)
             }
         };
-        let part = part_current(session, shared, node.kind, node.device);
+        let current = shared.gpu.device(node.device).and_then(|device| {
+            device.make_current(&shared.gpu.driver)?;
+            part_current(session, shared, node.kind, node.device)
+        });
         let mut raw = CUgraphNode::NULL;
         let params = &mut described.params;
         let lists = (behind.as_ptr(), edges.as_ptr());
-        let added = part.and_then(|()| {
+        let added = current.and_then(|()| {
             with_shared_memory(shared, node.kind, params, |params| {
                 driver.add_node(&mut raw, graph, lists.0, lists.1, behind.len(), params)
             })
