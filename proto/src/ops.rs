@@ -220,7 +220,7 @@ macro_rules! for_each_op {
             /// Registers a file's memory from a descriptor. Trailing: `FilePart`s.
             FileRegister = 252: Request file_register(memory::FileRegister, rest) -> Range; SlowSubmits, Free, Never, Nothing, Binds;
             /// Enables or disables access between devices.
-            PeerAccess = 253: Request peer_access(memory::Peers) -> (); SlowSubmits, Free, Never, Nothing, Binds;
+            PeerAccess = 253: Request peer_access(memory::Peers) -> (); SlowSubmits, Free, Never, Nothing, [Sets owner];
             /// Exports a range of addresses. Answered with a descriptor.
             RangeHandle = 254: Request range_handle(memory::RangeHandle, rest) -> (); SlowSubmits, Free, Never, Nothing, Binds;
 

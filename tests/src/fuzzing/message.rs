@@ -131,7 +131,6 @@ fn binds(op: Op) -> bool {
             | Op::ResourceJoin
             | Op::GreenCreate
             | Op::Confine
-            | Op::PeerAccess
             | Op::PhysicalExport
             | Op::PhysicalImport
             | Op::PoolExport
@@ -145,7 +144,7 @@ fn binds(op: Op) -> bool {
 }
 
 /// Kinds of nodes with which a graph goes on in the next server.
-const PORTABLE_NODES: [u32; 8] = [
+const PORTABLE_NODES: [u32; 9] = [
     CU_GRAPH_NODE_TYPE_KERNEL,
     CU_GRAPH_NODE_TYPE_MEMCPY,
     CU_GRAPH_NODE_TYPE_MEMSET,
@@ -154,6 +153,7 @@ const PORTABLE_NODES: [u32; 8] = [
     CU_GRAPH_NODE_TYPE_WAIT_EVENT,
     CU_GRAPH_NODE_TYPE_EVENT_RECORD,
     CU_GRAPH_NODE_TYPE_CONDITIONAL,
+    CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
 ];
 
 /// Makes messages of one client.

@@ -1,10 +1,15 @@
 //! Sessions that outlive their server: killed, or with its context lost.
 
-use mpsshim_api::cuda::{CU_GRAPH_NODE_TYPE_EVENT_RECORD, CUDA_SUCCESS, CUresult};
+use mpsshim_api::cuda::{
+    CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
+    CU_STREAM_MEM_OP_WRITE_VALUE_32, CUDA_SUCCESS, CUresult,
+};
 use mpsshim_proto::handle::Kind;
 use mpsshim_proto::message::graph::{
-    CaptureBegin, GraphCreate, GraphInstantiate, GraphInstantiated, GraphLaunch, GraphNode,
+    BatchNode, CaptureBegin, GraphCreate, GraphInstantiate, GraphInstantiated, GraphLaunch,
+    GraphNode,
 };
+use mpsshim_proto::message::memory::Peers;
 use mpsshim_proto::message::{
     Attach, EventCreate, EventOnStream, GetFunction, ImageLoad, Object, Op, StreamCreate,
 };
@@ -18,6 +23,7 @@ use mpsshim_tests::survivors::{
     server, wait_until_portable,
 };
 use std::os::fd::AsFd;
+use zerocopy::IntoBytes;
 
 /// A daemon at which faulty programs share their server with the others again and again.
 fn daemon_without_quarantine() -> Place {
@@ -68,7 +74,7 @@ fn clients_of_another_device_than_the_first_go_on() {
 }
 
 #[test]
-fn a_graph_with_a_node_of_another_device_goes_to_the_next_server() {
+fn peer_access_and_a_graph_with_a_node_of_another_device_go_to_the_next_server() {
     let place = daemon_with(&[("SOFTGPU_DEVICES", "2")]);
     let mut peer = Peer::connect(&control(&place)).expect("a session");
     peer.attach().expect("attach");
@@ -98,7 +104,15 @@ fn a_graph_with_a_node_of_another_device_goes_to_the_next_server() {
     };
     let get = peer.ask_as(0, Op::GetFunction, &body, b"fill\0");
     get.expect("a function");
-    let params = fill_params(peer.memory(4096).expect("memory").start, 3, 1);
+    let memory = peer.memory(4096).expect("memory").start;
+    let peers = Peers {
+        owner: 0,
+        user: 1,
+        enable: 1,
+        ..Peers::default()
+    };
+    peer.ask_as(0, Op::PeerAccess, &peers, &[]).expect("access");
+    let params = fill_params(memory, 3, 1);
     let graph = GraphCreate::default();
     let graph: u64 = peer.ask(Op::GraphCreate, &graph, &[]).expect("a graph");
     let begin = CaptureBegin {
@@ -121,6 +135,46 @@ fn a_graph_with_a_node_of_another_device_goes_to_the_next_server() {
     peer.post(Op::GraphLaunch, &GraphLaunch { exec, stream }, &[])
         .expect("a launch");
     peer.finish(stream).expect("done");
+    let here = peer.stream().expect("a stream");
+    let words = peer.read(here, memory, 128).expect("a copy");
+    let words = words
+        .as_chunks()
+        .0
+        .iter()
+        .map(|word| u32::from_le_bytes(*word));
+    assert!(words.eq((0..32).map(|at| 3 * at)));
+}
+
+#[test]
+fn a_graph_with_memory_operations_goes_to_the_next_server() {
+    let place = daemon();
+    let mut peer = Peer::connect(&control(&place)).expect("a session");
+    peer.attach().expect("attach");
+    let (stream, memory) = (peer.stream().expect("a stream"), peer.memory(4096));
+    let memory = memory.expect("memory").start;
+    let graph = GraphCreate::default();
+    let graph: u64 = peer.ask(Op::GraphCreate, &graph, &[]).expect("a graph");
+    let write = u64::from(CU_STREAM_MEM_OP_WRITE_VALUE_32);
+    let operation: [u64; 6] = [write, memory, 77, 0, 0, 0];
+    let batch = BatchNode { count: 1, flags: 0 };
+    let body = GraphNode {
+        object: graph,
+        kind: CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
+        ..GraphNode::default()
+    };
+    let behind = [batch.as_bytes(), operation.as_bytes()].concat();
+    peer.ask_as(0, Op::GraphNode, &body, &behind)
+        .expect("a node");
+    let exec = instantiate(&mut peer, graph);
+    for _ in 0..2 {
+        wait_until_portable(&place, 1);
+        kill_server(&place);
+        peer.finish(stream).expect("it goes on");
+    }
+    peer.post(Op::GraphLaunch, &GraphLaunch { exec, stream }, &[])
+        .expect("a launch");
+    let word = peer.read(stream, memory, 4).expect("a copy");
+    assert_eq!(word, 77u32.to_le_bytes());
 }
 
 fn instantiate(peer: &mut Peer, graph: u64) -> u64 {

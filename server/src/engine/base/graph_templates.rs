@@ -1,7 +1,10 @@
 //! Graphs and instances in a form that another server can read: each node's operation is stored as a client's message
 //! with the session's own handles, so that the same checks and the same code create it again.
 
-use mpsshim_api::cuda::{CU_GRAPH_NODE_TYPE_MEMCPY, CU_GRAPH_NODE_TYPE_MEMSET};
+use mpsshim_api::cuda::{
+    CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, CU_GRAPH_NODE_TYPE_HOST, CU_GRAPH_NODE_TYPE_MEMCPY,
+    CU_GRAPH_NODE_TYPE_MEMSET,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -96,6 +99,17 @@ impl Template {
                 .chain(&node.bodies)
                 .for_each(|inside| inside.append_words(to));
         }
+    }
+
+    /// Whether the graph, or one inside it, calls the client or operates on words in memory.
+    pub fn calls_or_waits(&self) -> bool {
+        self.nodes.iter().any(|node| {
+            let mut inside = node.inside.as_deref().into_iter().chain(&node.bodies);
+            matches!(
+                node.kind,
+                CU_GRAPH_NODE_TYPE_HOST | CU_GRAPH_NODE_TYPE_BATCH_MEM_OP
+            ) || inside.any(Template::calls_or_waits)
+        })
     }
 
     /// Whether the graph has conditional handles or nodes.
@@ -318,6 +332,8 @@ pub struct SavedExec {
     pub disabled: BTreeSet<u32>,
     /// Contents of another graph that it was updated from, before these changes.
     pub updated: Option<Template>,
+    /// Flag slots of the nodes that call the client, by position.
+    pub slots: Vec<(u32, u32)>,
 }
 
 /// The origin of an instance.

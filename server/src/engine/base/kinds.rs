@@ -38,7 +38,7 @@ macro_rules! for_each_kind {
             /// A graph; the key is its handle.
             Graph = 20: 2, Graphs, WithObject;
             /// An instance of a graph; the key is its handle.
-            GraphExec = 21: 3, Instances, WithObject;
+            GraphExec = 21: 4, Instances, WithObject;
             /// Findings about an image, so that the next server need not analyze it; the key is the image.
             Leaves = 22: 3, First, WithObject;
             /// Time of an event's last record; the key is the event's handle.

@@ -233,6 +233,14 @@ pub struct Read {
 }
 
 impl Read {
+    /// The driver's nodes by position.
+    pub fn nodes(&self) -> HashMap<u32, CUgraphNode> {
+        self.places
+            .iter()
+            .map(|(node, place)| (*place, *node))
+            .collect()
+    }
+
     /// Whether another reading shows the same nodes with the same content. The driver may have them in another order: a graph
     /// that was made again has them in the order of [`Template::order`].
     fn is_same(&self, other: &Read) -> bool {
@@ -266,6 +274,12 @@ pub struct Origin {
 }
 
 impl Origin {
+    /// Whether a launch may call the client or operate on words in memory.
+    pub fn calls_or_waits(&self) -> bool {
+        let mut templates = std::iter::once(&self.read.template).chain(&self.updated);
+        templates.any(Template::calls_or_waits)
+    }
+
     /// The content after an update from the graph of `now`; `None` if that is not known.
     fn updated_from(self, now: Origin) -> Option<Origin> {
         if self.graph == 0 || self.graph == now.graph {
@@ -366,6 +380,8 @@ pub struct Exec {
     pub flags: u64,
     /// Its content; `None` if that cannot be serialized.
     pub origin: Option<Origin>,
+    /// Whether its launch may call the client or operate on words in memory, which must not happen twice.
+    pub calls_or_waits: bool,
     /// Whether the session's description contains it in its current state.
     pub written: bool,
 }
@@ -510,8 +526,6 @@ impl Graphs {
     pub fn may_not_be_saved(&self) -> Option<&'static str> {
         if !self.captures.is_empty() {
             Some("a stream captures")
-        } else if self.hosts {
-            Some("they call the client")
         } else if !self.memory.is_empty() {
             Some("they allocate memory")
         } else {
@@ -599,6 +613,7 @@ impl Graphs {
         if let Ok(exec) = self.execs.get_mut(exec) {
             let both = exec.origin.take().zip(now);
             exec.origin = both.and_then(|(before, now)| before.updated_from(now));
+            exec.calls_or_waits = exec.origin.as_ref().is_none_or(Origin::calls_or_waits);
             exec.written = false;
         }
         self.note_stale();

@@ -92,8 +92,7 @@ impl Objects {
         let parted = greens.len() > 0 || !places_of_contexts.is_empty();
         let both = when(Bonds::ARRAYS, arrays)
             .with(Bonds::TEXTURES, textures)
-            .with(Bonds::PARTITIONS, parted)
-            .with(Bonds::PEERS, !peers.is_empty());
+            .with(Bonds::PARTITIONS, parted);
         match to {
             NextServer => both
                 .with(graphs.bonds(), true)
@@ -118,7 +117,7 @@ impl Objects {
                     .with(Bonds::GRAPHS, !graphs.is_untouched())
                     .with(Bonds::PARTITIONS, in_parts)
                     .with(Bonds::PARTITIONS, works.any(|stream| stream.is_special()))
-                    .with(Bonds::PEERS, !helpers.is_empty())
+                    .with(Bonds::PEERS, !peers.is_empty() || !helpers.is_empty())
                     .with(Bonds::TIMES, lost)
                     .with(
                         Bonds::SHARED,

@@ -541,6 +541,20 @@ impl Act {
         }
     }
 
+    /// Whether it is a host function.
+    pub fn is_host(&self) -> bool {
+        matches!(self, Act::Host { .. })
+    }
+
+    /// A host function of a graph.
+    fn host_params(&self, buffers: &Buffers) -> CUDA_HOST_NODE_PARAMS {
+        let write: extern "C" fn(*mut c_void) = write;
+        CUDA_HOST_NODE_PARAMS {
+            function: write as usize as u64,
+            data: self.writing(buffers, true) as u64,
+        }
+    }
+
     /// The data of a host function.
     fn writing(&self, buffers: &Buffers, stays: bool) -> *mut c_void {
         let Act::Host { to, len, seed } = self else {
@@ -611,11 +625,7 @@ impl Act {
                 )
             })?,
             Act::Host { .. } => {
-                let write: extern "C" fn(*mut c_void) = write;
-                let params = CUDA_HOST_NODE_PARAMS {
-                    function: write as usize as u64,
-                    data: self.writing(buffers, true) as u64,
-                };
+                let params = self.host_params(buffers);
                 let params = &raw const params;
                 call!(cuGraphAddHostNode, &mut node, graph, before, count, params)?;
             }
@@ -686,6 +696,11 @@ impl Act {
             Act::Launch(launch) => launch.with_node(buffers, images, |params| {
                 call!(cuGraphExecKernelNodeSetParams_v2, exec, node, params)
             }),
+            Act::Host { .. } => {
+                let params = self.host_params(buffers);
+                let params = &raw const params;
+                call!(cuGraphExecHostNodeSetParams, exec, node, params)
+            }
             _ => Ok(()),
         }
     }
@@ -694,6 +709,7 @@ impl Act {
     pub fn vary(&mut self, random: &mut Random) {
         match self {
             Act::Set { value, .. } => *value = random.word(),
+            Act::Host { seed, .. } => *seed = random.next(),
             Act::Launch(launch) => (launch.a, launch.b) = (random.word(), random.word()),
             Act::Child(acts) => acts.iter_mut().for_each(|act| act.vary(random)),
             _ => {}

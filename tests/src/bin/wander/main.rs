@@ -7,8 +7,8 @@
 //! - `walk N`: makes N steps, waits for everything and compares everything; `ok STEPS OBJECTS`, with the steps made so far;
 //! - `rest`: waits for everything; `rests`.
 //!
-//! `--bound` adds objects that bind a session to its server: managed memory, arrays, graphs with host functions or addresses of
-//! variables. `--trace` prints each step on standard error.
+//! `--bound` adds objects that bind a session to its server: managed memory, arrays, graphs with addresses of variables or host
+//! functions in child graphs. `--trace` prints each step on standard error.
 //!
 //! A call that fails ends the program: the step, the call and the status are printed, and the exit status is 1. A difference
 //! from the model is printed as `wrong` and ends it with status 2. The steps follow from the seed alone, not from commands.

@@ -82,7 +82,7 @@ struct Pending {
 pub struct Walk {
     random: Random,
     context: CUcontext,
-    /// Whether it makes what binds a session to its server: managed memory, arrays, graphs that call the host or name variables.
+    /// Whether it makes what binds a session to its server: managed memory, arrays, graphs that name variables.
     binds: bool,
     /// Whether it allocates managed memory.
     has_managed: bool,
@@ -328,8 +328,8 @@ impl Walk {
         match self.random.below(20) {
             0..6 => self.memset(for_graph),
             6..12 => self.copy(for_graph),
-            12 if !for_graph || self.binds => self.host_function(),
-            12 => Some(Act::Empty),
+            12 if for_graph && self.random.once_in(3) => Some(Act::Empty),
+            12 => self.host_function(),
             _ => self.launch(for_graph),
         }
     }
@@ -798,7 +798,8 @@ impl Walk {
         let count = self.random.between(1, most);
         let one = |walk: &mut Walk| match has_children && walk.random.once_in(8) {
             true => {
-                let inner = walk.acts(3, false);
+                let mut inner = walk.acts(3, false);
+                inner.retain(|act| walk.binds || !act.is_host());
                 (!inner.is_empty()).then_some(Act::Child(inner))
             }
             false => walk.act(true),
@@ -887,11 +888,11 @@ impl Walk {
         let Some(of) = exec.of else {
             return Ok(());
         };
-        if matches!(act, Act::Child(_) | Act::Host { .. } | Act::Empty) {
+        if matches!(act, Act::Child(_) | Act::Empty) {
             return Ok(());
         }
         let node = self.graphs[&of].nodes[at];
-        if toggles {
+        if toggles && !act.is_host() {
             exec.enabled[at] ^= true;
             let enabled = u32::from(exec.enabled[at]);
             self.note(|| format!("node {at} of instance {number} is enabled: {enabled}"));
@@ -934,10 +935,11 @@ impl Walk {
         };
         let exec = &self.execs[&number];
         let is_whole = exec.enabled.iter().all(|enabled| *enabled);
-        // An update by another graph binds the session while the instance's own graph exists.
+        // An instance that calls the host, updated by another graph, binds the session while its own graph exists.
         let binds = exec
             .from
-            .is_some_and(|graph| self.graphs.contains_key(&graph));
+            .is_some_and(|graph| self.graphs.contains_key(&graph))
+            && exec.recipe.acts.iter().any(Act::is_host);
         if !is_whole || binds && !self.binds {
             return Ok(());
         }

@@ -5,6 +5,7 @@ use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::is_sticky;
 use crate::engine::base::graph_turns::session::may_launch_graph;
+use crate::engine::base::journal::Refusal;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::printing::session::may_print;
 use crate::engine::calls::capture::{all_nodes, take};
@@ -12,7 +13,7 @@ use crate::engine::calls::graph::shown::{give_slots, host_nodes};
 use crate::engine::calls::graph::{drop_kept, graph_ready, saved};
 use crate::engine::calls::reply::{Reply, number};
 use crate::engine::gpu::devices::volume;
-use crate::engine::objects::graphs::Exec;
+use crate::engine::objects::graphs::{Exec, Origin};
 use crate::engine::objects::levels::Level;
 use crate::engine::objects::levels::session::{confine, level, note_fill};
 use crate::engine::objects::pace::session::{prepare_work, submitted_work};
@@ -20,10 +21,10 @@ use crate::engine::objects::pace::{Length, Runs};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
-use mpsshim_proto::message::Object;
 use mpsshim_proto::message::graph::{
     GraphEnabled, GraphInstantiate, GraphInstantiated, GraphLaunch, GraphPair, GraphUpdated,
 };
+use mpsshim_proto::message::{Object, Op};
 use mpsshim_proto::segment::FLAGS;
 use zerocopy::IntoBytes;
 
@@ -114,6 +115,7 @@ pub fn graph_instantiate(
         parts,
         slots: hosts.iter().map(|(node, _)| *node).zip(slots).collect(),
         flags: body.flags,
+        calls_or_waits: origin.as_ref().is_none_or(Origin::calls_or_waits),
         origin,
         written: false,
     };
@@ -161,10 +163,14 @@ pub fn graph_launch(
 ) -> Result<(), CallError> {
     let exec = session.objects.graphs.execs.get(body.exec)?;
     let (raw, prints, parts, fill) = (exec.raw, exec.prints, exec.parts, exec.fill);
+    let calls_or_waits = exec.calls_or_waits;
     if prints && !may_print(session, &shared.gpu)
         || !may_launch_graph(session, &shared.gpu, body.exec)
     {
         return Err(CallError::Full);
+    }
+    if calls_or_waits {
+        session.note_unrepeatable(Refusal::Operation(Op::GraphLaunch as u16));
     }
     session.note_graph_launch();
     let (index, mut stream) =
@@ -241,12 +247,18 @@ pub fn graph_exec_flags(session: &mut Session, shared: &Shared, body: Object) ->
 pub fn graph_exec_update(session: &mut Session, shared: &Shared, body: GraphPair) -> Reply {
     let (graph, _) = graph_ready(session, shared, body.second)?;
     let exec = exec_ready(session, shared, body.first)?;
+    let mut given = None;
     if session.objects.graphs.hosts {
         let exec = session.objects.graphs.execs.get(body.first)?;
         let slots: Vec<u32> = exec.slots.iter().map(|(_, slot)| *slot).collect();
         let hosts = host_nodes(session, shared, graph, GRAPH_DEPTH)?;
         // The driver refuses the update if the number of host nodes differs.
         give_slots(session, shared, &hosts, &slots, exec.device)?;
+        let source = exec.origin.as_ref().map(|origin| origin.graph);
+        let hosts = hosts.into_iter().map(|(node, _)| node);
+        // Otherwise the instance's nodes are still named by those of its source graph.
+        given = (source == Some(0) || source == Some(body.second))
+            .then(|| hosts.zip(slots).collect::<Vec<_>>());
     }
     let mut info = CUgraphExecUpdateResultInfo::default();
     let status = shared.gpu.driver.graph.exec_update(exec, graph, &mut info);
@@ -264,6 +276,9 @@ pub fn graph_exec_update(session: &mut Session, shared: &Shared, body: GraphPair
         let now = saved::origin(session, shared, body.second)
             .filter(|now| !now.read.template.is_conditional());
         session.objects.graphs.update_origin(body.first, now);
+        if let Some(slots) = given {
+            session.objects.graphs.execs.get_mut(body.first)?.slots = slots;
+        }
     }
     if let Err(status) = status {
         if is_sticky(status) {
@@ -331,6 +346,7 @@ pub fn fill_of(shared: &Shared, graph: CUgraph, device: Ordinal) -> Option<f32> 
 mod tests {
     use super::*;
     use crate::engine::base::call::Incoming;
+    use crate::engine::base::journal::Reach;
     use crate::engine::calls::Undone;
     use crate::engine::objects::held::{Awaited, Order};
     use crate::engine::testing::{
@@ -381,6 +397,28 @@ mod tests {
         let event = test.event();
         test.session.objects.graphs.refer_to(event);
         assert!(matches!(order(&mut test), Order::Stays));
+    }
+
+    /// The client's functions have run already, or some of them.
+    #[test]
+    fn a_launch_that_calls_the_client_is_not_repeated() {
+        let mut test = Fixture::new(&[]);
+        let (exec, stream) = (exec(&mut test), test.stream());
+        test.session.keep_journal();
+        let body = GraphLaunch { exec, stream };
+        for calls in [false, true] {
+            let exec = test.session.objects.graphs.execs.get_mut(exec);
+            let exec = exec.expect("an instance");
+            (exec.calls_or_waits, exec.length) = (calls, Length::Short);
+            assert_eq!(test.status(Op::GraphLaunch, &body, &[]), CUDA_SUCCESS);
+            let pending = test
+                .session
+                .shared
+                .description
+                .journal()
+                .pending(Reach { rested: 0, seen: 0 });
+            assert_eq!(pending.is_err(), calls);
+        }
     }
 
     /// Takes the instance away, and says whether only what its graph has still counted.

@@ -20,7 +20,9 @@ use crate::engine::calls::graph::exec::flags_in_level;
 use crate::engine::calls::graph::node::{
     bodies_of, describe_conditional, describe_node, note_described, part_current,
 };
-use crate::engine::calls::graph::shown::node_as_seen;
+use crate::engine::calls::graph::shown::{
+    give_slots, host_operations, host_token, node_as_seen, operations_as_seen,
+};
 use crate::engine::calls::sharing::device_at;
 use crate::engine::lasting::{Lasting, Lost, Making};
 use crate::engine::objects::graphs::{
@@ -31,7 +33,7 @@ use crate::engine::objects::snapshot::{Neighbourhood, keeps_its_address};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
-use mpsshim_proto::message::graph::KernelNode;
+use mpsshim_proto::message::graph::{HostNode, KernelNode};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::c_int;
 use std::ptr;
@@ -322,6 +324,20 @@ fn read_node(
                 read.attributes = attributes_of(shared, node);
             }
         }
+        CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
+            match host_token(session, shared, node) {
+                Some(token) => {
+                    read.kind = CU_GRAPH_NODE_TYPE_HOST;
+                    read.does = HostNode { token, pad: 0 }.as_bytes().to_vec();
+                }
+                None => {
+                    let does = operations_as_seen(shared, node);
+                    read.does = does.map_err(refused(shared))?;
+                    note_variables(session, &mut read.does, &reader.variables, true)?;
+                }
+            }
+            can_be_made_again(session, shared, &read)?;
+        }
         _ => return Err("it has a node that cannot be made again"),
     }
     Ok((read, inside))
@@ -534,7 +550,9 @@ pub fn note_exec_node(
         | CU_GRAPH_NODE_TYPE_MEMCPY
         | CU_GRAPH_NODE_TYPE_MEMSET
         | CU_GRAPH_NODE_TYPE_WAIT_EVENT
-        | CU_GRAPH_NODE_TYPE_EVENT_RECORD => {
+        | CU_GRAPH_NODE_TYPE_EVENT_RECORD
+        | CU_GRAPH_NODE_TYPE_HOST
+        | CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
             let mut node = Node {
                 kind,
                 device,
@@ -656,6 +674,7 @@ fn write_graphs(session: &mut Session, shared: &Shared) -> Result<usize, Unsaved
         if exec.written {
             continue;
         }
+        let slots = slots_of(exec, origin)?;
         let origin = origin.clone();
         let (device, flags, parts, prints) =
             (exec.device.into(), exec.flags, exec.parts, exec.prints);
@@ -671,6 +690,7 @@ fn write_graphs(session: &mut Session, shared: &Shared) -> Result<usize, Unsaved
             changed: origin.changed,
             disabled: origin.disabled,
             updated: origin.updated,
+            slots,
         };
         written += append_saved::<GraphExec>(session, handle, &saved)?;
         if let Ok(exec) = session.objects.graphs.execs.get_mut(handle) {
@@ -678,6 +698,19 @@ fn write_graphs(session: &mut Session, shared: &Shared) -> Result<usize, Unsaved
         }
     }
     Ok(written)
+}
+
+/// The flag slots of the nodes of an instance that call the client, by the nodes' positions.
+fn slots_of(exec: &Exec, origin: &Origin) -> Result<Vec<(u32, u32)>, Unsaved> {
+    if !exec.slots.is_empty() && origin.updated.is_some() {
+        return Err("an instance that calls the client was updated by another graph");
+    }
+    let place = |(node, slot): &(CUgraphNode, u32)| {
+        let place = origin.read.places.get(node);
+        let place = place.ok_or("a graph in a node of another calls the client")?;
+        Ok((*place, *slot))
+    };
+    exec.slots.iter().map(place).collect()
 }
 
 fn append_saved<K: Lasting>(
@@ -831,13 +864,17 @@ fn restore_exec(
         disabled: saved.disabled,
         updated: saved.updated,
     };
+    let slots = nodes_with_slots(&origin, &saved.slots)?;
+    for (node, slot, token) in &slots {
+        give_slots(session, shared, &[(*node, *token)], &[*slot], device)?;
+    }
     let mut made = CUgraphExec::NULL;
     let flags = flags_in_level(session, saved.flags, device) & !CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
     let instantiated = driver
         .instantiate(&mut made, raw, flags)
         .map_err(CallError::from)
         .and_then(|()| update_exec(session, shared, (made, saved.device), &origin))
-        .and_then(|()| change_exec(session, shared, made, &origin));
+        .and_then(|()| change_exec(session, shared, made, (&origin, &saved.slots)));
     let fill = super::exec::fill_of(shared, raw, device);
     if graph == 0 {
         let _ = driver.destroy(raw);
@@ -851,17 +888,42 @@ fn restore_exec(
         length: Length::Unknown,
         fill,
         parts: saved.parts,
-        slots: Vec::new(),
+        slots: slots
+            .into_iter()
+            .map(|(node, slot, _)| (node, slot))
+            .collect(),
         flags: saved.flags,
+        calls_or_waits: origin.calls_or_waits(),
         origin: Some(origin),
         written: true,
     };
+    let waits = exec.slots.iter().map(|(_, slot)| *slot);
+    session.objects.graphs.waits.extend(waits);
     session.objects.graphs.execs.restore(record.key, exec)?;
     session
         .objects
         .graphs
         .note_bytes(record.key, record.bytes.len());
     Ok(())
+}
+
+/// The nodes at these positions with their flag slots, and the client's tokens of their functions in the source graph.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_VALUE` for an incomplete record.
+fn nodes_with_slots(
+    origin: &Origin,
+    slots: &[(u32, u32)],
+) -> Result<Vec<(CUgraphNode, u32, u32)>, CUresult> {
+    let nodes = origin.read.nodes();
+    let template = origin.read.template.all_nodes();
+    let with_token = |(place, slot): &(u32, u32)| {
+        let does = &template.get(*place as usize)?.does;
+        let (host, _) = HostNode::read_from_prefix(does).ok()?;
+        Some((*nodes.get(place)?, *slot, host.token))
+    };
+    let found: Option<Vec<_>> = slots.iter().map(with_token).collect();
+    found.ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
 /// Repeats an instance's update from another graph, if there was one.
@@ -887,10 +949,9 @@ fn change_exec(
     session: &mut Session,
     shared: &Shared,
     exec: CUgraphExec,
-    origin: &Origin,
+    (origin, slots): (&Origin, &[(u32, u32)]),
 ) -> Result<(), CallError> {
-    let places = origin.read.places.iter();
-    let nodes: HashMap<u32, CUgraphNode> = places.map(|(raw, place)| (*place, *raw)).collect();
+    let nodes = origin.read.nodes();
     let template = origin.read.template.all_nodes();
     let node_at = |place: &u32| nodes.get(place).copied().ok_or(CUDA_ERROR_INVALID_VALUE);
     for (place, does) in &origin.changed {
@@ -901,6 +962,13 @@ fn change_exec(
             ..before.cloned().ok_or(CUDA_ERROR_INVALID_VALUE)?
         };
         let mut described = realise_node(session, shared, &node)?;
+        if let Some((_, slot)) = slots.iter().find(|(at, _)| at == place) {
+            let device = shared.gpu.device(node.device)?;
+            let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
+            let host = HostNode::read_from_prefix(does);
+            let (host, _) = host.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+            described.host(host_operations(session, *slot, host.token)?, context);
+        }
         part_current(session, shared, node.kind, node.device)?;
         let driver = &shared.gpu.driver.graph;
         with_shared_memory(shared, node.kind, &mut described.params, |params| {
@@ -1017,7 +1085,10 @@ fn fill(
                 let is_known = |handle| conditions.iter().any(|one| one.handle == handle);
                 describe_conditional(context, &node.does, is_known)?
             }
-            None => realise_node(session, shared, node).inspect_err(refused)?,
+            None => {
+                session.objects.graphs.hosts |= node.kind == CU_GRAPH_NODE_TYPE_HOST;
+                realise_node(session, shared, node).inspect_err(refused)?
+            }
             Some(inside) => {
                 inner = build(session, shared, inside, node.device)?.raw;
                 Described::child(inner)
@@ -1118,6 +1189,73 @@ mod tests {
             default: 1,
             flags: CU_GRAPH_COND_ASSIGN_DEFAULT,
         }
+    }
+
+    fn origin_of(nodes: &[(u32, &[u8])]) -> Origin {
+        let node = |(kind, does): &(u32, &[u8])| Node {
+            kind: *kind,
+            device: 0,
+            does: does.to_vec(),
+            attributes: Attributes::default(),
+            dependencies: Vec::new(),
+            inside: None,
+            bodies: Vec::new(),
+        };
+        let template = Template {
+            nodes: nodes.iter().map(node).collect(),
+            ..Template::default()
+        };
+        let places = (0..nodes.len() as u32).map(|at| (CUgraphNode(u64::from(at) + 10), at));
+        Origin {
+            read: Arc::new(Read {
+                template,
+                places: places.collect(),
+                bodies: Vec::new(),
+            }),
+            graph: 0,
+            changed: BTreeMap::new(),
+            disabled: BTreeSet::new(),
+            updated: None,
+        }
+    }
+
+    #[test]
+    fn nodes_that_call_the_client_keep_their_slots() {
+        let host = HostNode { token: 7, pad: 0 };
+        let nodes = [
+            (CU_GRAPH_NODE_TYPE_EMPTY, &[][..]),
+            (CU_GRAPH_NODE_TYPE_HOST, host.as_bytes()),
+        ];
+        let mut origin = origin_of(&nodes);
+        assert!(origin.calls_or_waits() && !origin_of(&nodes[..1]).calls_or_waits());
+        let mut exec = Exec {
+            raw: CUgraphExec::NULL,
+            device: Ordinal::of_test(0),
+            prints: false,
+            length: Length::Unknown,
+            fill: None,
+            parts: 0,
+            slots: vec![(CUgraphNode(11), 5)],
+            flags: 0,
+            calls_or_waits: true,
+            origin: None,
+            written: false,
+        };
+        let slots = slots_of(&exec, &origin);
+        assert_eq!(slots, Ok(vec![(1, 5)]));
+        let again = nodes_with_slots(&origin, &[(1, 5)]);
+        assert_eq!(again, Ok(vec![(CUgraphNode(11), 5, 7)]));
+        for wrong in [(0, 5), (2, 5)] {
+            assert!(nodes_with_slots(&origin, &[wrong]).is_err(), "{wrong:?}");
+        }
+        // In a child graph.
+        exec.slots.push((CUgraphNode(12), 6));
+        assert!(slots_of(&exec, &origin).is_err());
+        exec.slots.pop();
+        origin.updated = Some(Template::default());
+        assert!(slots_of(&exec, &origin).is_err());
+        exec.slots.clear();
+        assert_eq!(slots_of(&exec, &origin), Ok(Vec::new()));
     }
 
     #[test]

@@ -73,19 +73,7 @@ pub fn graph_node_get(session: &mut Session, shared: &Shared, body: Object) -> R
             let token = host_token(session, shared, node).unwrap_or(0);
             payload = [is.as_bytes(), HostNode { token, pad: 0 }.as_bytes()].concat();
         }
-        CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
-            let mut params = CUDA_BATCH_MEM_OP_NODE_PARAMS::default();
-            driver.batch_get(node, &mut params)?;
-            let count = params.count.min(OPERATIONS_MOST);
-            let flags = params.flags;
-            payload.extend_from_slice(BatchNode { count, flags }.as_bytes());
-            for index in 0..count as usize {
-                // SAFETY: the driver's own array of as many operations, valid as long as the node.
-                let operation: [u64; 6] =
-                    unsafe { *(params.operations as *const [u64; 6]).add(index) };
-                payload.extend_from_slice(operation.as_bytes());
-            }
-        }
+        CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => payload.extend(operations_as_seen(shared, node)?),
         _ => {
             let known = |raw: CUfunction| {
                 session
@@ -148,6 +136,21 @@ pub fn node_as_seen(
         }
         _ => Ok(Vec::new()),
     }
+}
+
+/// The parameters of a node of stream memory operations, as in a client's message.
+pub fn operations_as_seen(shared: &Shared, node: CUgraphNode) -> Result<Vec<u8>, CUresult> {
+    let mut params = CUDA_BATCH_MEM_OP_NODE_PARAMS::default();
+    shared.gpu.driver.graph.batch_get(node, &mut params)?;
+    let count = params.count.min(OPERATIONS_MOST);
+    let flags = params.flags;
+    let mut does = BatchNode { count, flags }.as_bytes().to_vec();
+    for index in 0..count as usize {
+        // SAFETY: the driver's own array of as many operations, valid as long as the node.
+        let operation: [u64; 6] = unsafe { *(params.operations as *const [u64; 6]).add(index) };
+        does.extend_from_slice(operation.as_bytes());
+    }
+    Ok(does)
 }
 
 /// The stream memory operations of a host node in an instance that has this slot.
