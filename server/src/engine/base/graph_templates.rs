@@ -90,7 +90,7 @@ impl Template {
             .collect()
     }
 
-    /// Appends the words of the parameters of all copies and memsets, among them the addresses that the driver checks.
+    /// Appends the words of the parameters of all nodes that have addresses which the driver checks.
     pub fn append_words(&self, to: &mut Vec<u64>) {
         for node in &self.nodes {
             node.append_words(&node.does, to);
@@ -253,11 +253,11 @@ impl Node {
             && (&self.does, &self.attributes) == (&other.does, &other.attributes)
     }
 
-    /// Appends the words of these parameters of a copy or memset.
+    /// Appends the words of these parameters, if they have addresses that the driver checks.
     pub fn append_words(&self, does: &[u8], to: &mut Vec<u64>) {
         if matches!(
             self.kind,
-            CU_GRAPH_NODE_TYPE_MEMCPY | CU_GRAPH_NODE_TYPE_MEMSET
+            CU_GRAPH_NODE_TYPE_MEMCPY | CU_GRAPH_NODE_TYPE_MEMSET | CU_GRAPH_NODE_TYPE_BATCH_MEM_OP
         ) {
             let words = does.as_chunks().0.iter();
             to.extend(words.map(|word| u64::from_le_bytes(*word)));

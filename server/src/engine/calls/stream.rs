@@ -40,13 +40,12 @@ pub fn stream_create(
         own if own == body.stream => Role::Legacy,
         legacy => {
             let index = session.objects.streams.index(legacy)?;
-            match session.objects.streams.at(index)?.role {
-                Role::Legacy => Role::Blocking(index),
-                // It may capture, and a stream that waits for it would join the capture.
-                Role::Independent | Role::Blocking(_) => {
-                    return Err(CUDA_ERROR_INVALID_HANDLE.into());
-                }
+            let legacy = session.objects.streams.at(index)?;
+            // Another stream may capture, and a stream that waits for it would join the capture.
+            if legacy.role != Role::Legacy || legacy.device != device.ordinal {
+                return Err(CUDA_ERROR_INVALID_HANDLE.into());
             }
+            Role::Blocking(index)
         }
     };
     device.make_current(&shared.gpu.driver)?;

@@ -355,6 +355,24 @@ pub fn table() -> Table {
                 ..stream(new)
             })
         })
+        .refused(
+            "another device's legacy default stream",
+            CUDA_ERROR_INVALID_HANDLE,
+            |s| {
+                let legacy = s.unused(Kind::Stream);
+                let body = StreamCreate {
+                    legacy,
+                    device: 1,
+                    ..stream(legacy)
+                };
+                s.peer.post(Op::StreamCreate, &body, &[]).expect("posted");
+                let new = s.unused(Kind::Stream);
+                Draft::of(&StreamCreate {
+                    legacy,
+                    ..stream(new)
+                })
+            },
+        )
         // The live stream is no legacy default stream.
         .handle_where(
             Kind::Stream,
