@@ -136,8 +136,7 @@ impl Servers {
     /// Goes on when images are loaded ahead. If the standby has ended meanwhile, another one is started, which loads none.
     pub(super) fn look_whether_loaded(&mut self, at: usize) -> Option<Step> {
         let pid = self.restarts[at].server;
-        let serves = |server: &Server| server.state == State::Active;
-        if !self.by_pid(pid).is_some_and(serves) {
+        if !self.by_pid(pid).is_some_and(Server::may_hand_over) {
             return self.end_loading(at);
         }
         let Some(standby) = self.standby_of(pid) else {

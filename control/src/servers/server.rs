@@ -405,6 +405,12 @@ impl Server {
         self.state == State::Active || goes_on && !self.is_starting()
     }
 
+    /// Whether another server may continue its sessions: it serves, or has been left behind with clients that could not move.
+    pub(super) fn may_hand_over(&self) -> bool {
+        let was_left = self.left_behind && self.state == State::Stopping && !self.ends_now;
+        self.state == State::Active || was_left
+    }
+
     /// Whether clients are connected that have not ended.
     pub(super) fn has_live_clients(&self) -> bool {
         self.sessions.values().any(|client| !client.stuck)

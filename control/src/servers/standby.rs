@@ -215,7 +215,7 @@ impl Servers {
             .retain(|restart| restart.server != pid || !matches!(restart.step, Step::Over(_)));
         let server = self.by_pid(pid);
         let server = server.ok_or_else(|| format!("Server {pid} not found"))?;
-        if server.state != State::Active || server.link.is_none() {
+        if !server.may_hand_over() || server.link.is_none() {
             return Err(match server.state {
                 State::Initializing => format!("Server {pid} is starting"),
                 _ => format!("Server {pid} is ending, or is being restarted"),
@@ -415,10 +415,7 @@ impl Servers {
             return over("the next server has ended; server.log says why".into());
         };
         let formats = self.running[standby].stands_by.clone()?;
-        let Some(server) = self
-            .by_pid_mut(pid)
-            .filter(|server| server.state == State::Active)
-        else {
+        let Some(server) = self.by_pid_mut(pid).filter(|server| server.may_hand_over()) else {
             return over(format!("Server {pid} has ended, or is ending"));
         };
         let request = HandOver {

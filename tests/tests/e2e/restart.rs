@@ -8,7 +8,7 @@ use mpsshim_tests::peer::{PTX, Peer, Worker, memory_file, new_ptx};
 use mpsshim_tests::programs::{Running, client, preloaded, succeed};
 use mpsshim_tests::scene::{Bystander, control, daemon, daemon_with, daemon_with_descriptors};
 use mpsshim_tests::survivors::{
-    RPC_FAILURE, Survivor, clients, keepers, kill_server, server, wait_until_portable,
+    RPC_FAILURE, Survivor, clients, keepers, kill_server, portable, server, wait_until_portable,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -219,6 +219,54 @@ fn clients_that_have_stayed_outlive_their_server_once_they_can() {
 }
 
 #[test]
+fn clients_that_have_stayed_leave_their_server_once_they_can() {
+    let place = daemon();
+    let [mut idle, mut first, mut second] = [(); 3].map(|()| Survivor::start(&place));
+    for bound in [&mut first, &mut second] {
+        assert_eq!(bound.ask("unload"), "unload");
+    }
+    let old = server(&place).expect("a server");
+    let (new, stay) = restart_or_stay(&place, &["-t", "1"]).expect("a restart");
+    assert!(stay.is_some(), "two clients stay");
+    let restart_old = |old: i32| {
+        let done = place.control(&["restart_server", &old.to_string()]);
+        let mut lines = done.out.lines().map(str::to_owned);
+        let next: i32 = lines.next().expect("a line").parse().expect("a server");
+        (next, lines.next())
+    };
+    let can_move = |client: &mut Survivor, count: usize| {
+        let answer = client.ask("destroy");
+        assert!(answer.starts_with("destroyed, "), "{answer}");
+        wait_until("it is portable", || {
+            portable(&place).values().filter(|is| **is).count() == count
+        });
+    };
+    // One of them leaves, the other stays once more.
+    can_move(&mut first, 2);
+    let (next, stay) = restart_old(old);
+    assert!(next != new && next != old && stay.is_some(), "{stay:?}");
+    first.round();
+    can_move(&mut second, 3);
+    let (last, stay) = restart_old(old);
+    assert!(last != next && stay.is_none(), "{stay:?}");
+    wait_until("the old server has ended", || {
+        let list = place.control(&["get_server_list"]).out;
+        list.lines().all(|line| line.parse() != Ok(old))
+    });
+    for survivor in [&mut idle, &mut first, &mut second] {
+        survivor.round();
+    }
+    // New clients do not go there, and these servers end with their clients.
+    assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
+    first.end();
+    second.end();
+    wait_until("their servers have ended", || servers(&place) == 1);
+    assert_eq!(server(&place), Some(new));
+    idle.round();
+    idle.end();
+}
+
+#[test]
 fn loops_in_graphs_go_to_the_next_server() {
     let place = daemon();
     let mut survivor = Survivor::start(&place);
@@ -355,12 +403,11 @@ fn work_that_lasts_is_not_waited_for_if_the_command_says_so() {
     idle.round();
     let busy_server = place.control(&["get_server_list"]).out;
     let busy_server = busy_server.lines().next().expect("a server").to_owned();
-    // It is ending, and still serves its client.
+    // It still serves its client, and can be replaced by force.
     let again = place.control(&["restart_server", &busy_server, "-t", "0", "-f"]);
-    assert_ne!(again.code, 0);
-    assert!(again.out.contains("is ending"), "{}", again.out);
-    busy.program.kill();
-    wait_until("its server has ended", || servers(&place) == 1);
+    assert_eq!(again.code, 0, "{}", again.out);
+    assert_eq!(busy.ask("round"), RPC_FAILURE);
+    wait_until("its servers have ended", || servers(&place) == 1);
     restart(&place, &["-t", "0", "-f"]).expect("a restart by force");
     idle.round();
     idle.end();

@@ -136,7 +136,7 @@ impl Template {
             && layers.iter().zip(&others).all(is_same_layer)
     }
 
-    /// Whether the nodes of another template are those of this one, at other positions.
+    /// Whether another template has the same nodes, at other positions.
     fn has_same_nodes(&self, other: &Template, place: impl Fn(u32) -> Option<u32>) -> bool {
         let is_same_node = |(at, node): (u32, &Node)| {
             let own = place(at).and_then(|at| self.nodes.get(at as usize));
@@ -445,7 +445,7 @@ mod tests {
             outer.nodes[1].bodies = vec![body.clone()];
             outer
         };
-        // The nodes of a child graph are compared in the order in which they are created, those of a body at their positions.
+        // The nodes of a child graph are compared in the order in which they are created, the nodes of a body at their positions.
         let child = numbered(&[&[1], &[]], &[], &[2, 1]);
         let created = numbered(&[&[], &[0]], &[], &[1, 2]);
         let outer = holds(&child, &forked);

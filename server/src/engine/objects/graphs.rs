@@ -241,8 +241,8 @@ impl Read {
             .collect()
     }
 
-    /// Whether another reading shows the same nodes with the same content. The driver may have them in another order: a graph
-    /// that was made again has them in the order of [`Template::order`].
+    /// Whether another reading shows the same nodes with the same content. The order of the driver's nodes may differ: in a
+    /// graph of an earlier server they have the order of [`Template::order`].
     fn is_same(&self, other: &Read) -> bool {
         let mut places = vec![u32::MAX; other.places.len()];
         for (node, at) in &other.places {

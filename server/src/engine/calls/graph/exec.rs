@@ -256,7 +256,7 @@ pub fn graph_exec_update(session: &mut Session, shared: &Shared, body: GraphPair
         give_slots(session, shared, &hosts, &slots, exec.device)?;
         let source = exec.origin.as_ref().map(|origin| origin.graph);
         let hosts = hosts.into_iter().map(|(node, _)| node);
-        // Otherwise the instance's nodes are still named by those of its source graph.
+        // Otherwise the client still names the instance's nodes by the nodes of its source graph.
         given = (source == Some(0) || source == Some(body.second))
             .then(|| hosts.zip(slots).collect::<Vec<_>>());
     }

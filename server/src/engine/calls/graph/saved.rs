@@ -378,7 +378,7 @@ fn read_bodies(
     Ok(inside)
 }
 
-/// The device of a node's function or memory, which may be another one than that of its graph. `None` if it has none.
+/// The device of a node's function or memory, which may differ from its graph's device. `None` if it has none.
 fn device_of(session: &Session, shared: &Shared, kind: u32, does: &[u8]) -> Option<u32> {
     let at = |address| device_at(session, shared, address);
     let device = match kind {
