@@ -105,21 +105,26 @@ def walk_all(programs, chance, options, event):
         thread.join()
 
 
-def portable_pids(system):
+def bonds_by_pid(system):
+    """What binds each client to its server; empty for a portable one."""
     clients = json.loads(system.command("--format=json", "ps") or "[]")
-    return {client["pid"] for client in clients if client["portable"]}
+    return {client["pid"]: client["bound_by"] if client["portable"] == 0 else "" for client in clients}
 
 
 def await_portable(system, programs, seconds):
     """Waits until the programs are portable; those that are."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        pids = portable_pids(system)
-        if all(one.process.pid in pids for one in programs):
+    while True:
+        bonds = bonds_by_pid(system)
+        bound = [one for one in programs if bonds.get(one.process.pid, "no client")]
+        if not bound:
             return set(programs)
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.02)
-    pids = portable_pids(system)
-    return {one for one in programs if one.process.pid in pids}
+    for one in bound:
+        print(f"at rest, seed {one.seed}, step {one.steps}: bound by {bonds.get(one.process.pid)}", file=sys.stderr)
+    return set(programs) - set(bound)
 
 
 def servers_of(system):
