@@ -50,6 +50,22 @@ fn stream(stream: u64) -> StreamCreate {
     }
 }
 
+/// A stream of the first device, with a legacy default stream of this device.
+fn blocking(s: &mut Scene, device: u32) -> Draft {
+    let legacy = s.unused(Kind::Stream);
+    let body = StreamCreate {
+        legacy,
+        device,
+        ..stream(legacy)
+    };
+    s.peer.post(Op::StreamCreate, &body, &[]).expect("posted");
+    let new = s.unused(Kind::Stream);
+    Draft::of(&StreamCreate {
+        legacy,
+        ..stream(new)
+    })
+}
+
 fn from_staging(s: &Scene, at: u64, len: u64) -> Draft {
     let to = s.memory.start;
     Draft::of(&copy(Side::Device, to, Side::Staging, at, len, s.stream))
@@ -342,36 +358,11 @@ pub fn table() -> Table {
                 ..stream(new)
             })
         })
-        .fine("a blocking stream", |s| {
-            let legacy = s.unused(Kind::Stream);
-            let body = StreamCreate {
-                legacy,
-                ..stream(legacy)
-            };
-            s.peer.post(Op::StreamCreate, &body, &[]).expect("posted");
-            let new = s.unused(Kind::Stream);
-            Draft::of(&StreamCreate {
-                legacy,
-                ..stream(new)
-            })
-        })
+        .fine("a blocking stream", |s| blocking(s, 0))
         .refused(
             "another device's legacy default stream",
             CUDA_ERROR_INVALID_HANDLE,
-            |s| {
-                let legacy = s.unused(Kind::Stream);
-                let body = StreamCreate {
-                    legacy,
-                    device: 1,
-                    ..stream(legacy)
-                };
-                s.peer.post(Op::StreamCreate, &body, &[]).expect("posted");
-                let new = s.unused(Kind::Stream);
-                Draft::of(&StreamCreate {
-                    legacy,
-                    ..stream(new)
-                })
-            },
+            |s| blocking(s, 1),
         )
         // The live stream is no legacy default stream.
         .handle_where(

@@ -864,10 +864,9 @@ fn restore_exec(
         disabled: saved.disabled,
         updated: saved.updated,
     };
-    let slots = nodes_with_slots(&origin, &saved.slots)?;
-    for (node, slot, token) in &slots {
-        give_slots(session, shared, &[(*node, *token)], &[*slot], device)?;
-    }
+    let hosts = hosts_of(&origin, &saved.slots)?;
+    let slots: Vec<u32> = saved.slots.iter().map(|(_, slot)| *slot).collect();
+    give_slots(session, shared, &hosts, &slots, device)?;
     let mut made = CUgraphExec::NULL;
     let flags = flags_in_level(session, saved.flags, device) & !CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD;
     let instantiated = driver
@@ -888,10 +887,7 @@ fn restore_exec(
         length: Length::Unknown,
         fill,
         parts: saved.parts,
-        slots: slots
-            .into_iter()
-            .map(|(node, slot, _)| (node, slot))
-            .collect(),
+        slots: hosts.iter().map(|(node, _)| *node).zip(slots).collect(),
         flags: saved.flags,
         calls_or_waits: origin.calls_or_waits(),
         origin: Some(origin),
@@ -907,20 +903,17 @@ fn restore_exec(
     Ok(())
 }
 
-/// The nodes at these positions with their flag slots, and the client's tokens of their functions in the source graph.
+/// The nodes at the positions that have these slots, with the client's tokens of their functions in the source graph.
 ///
 /// # Errors
 /// `CUDA_ERROR_INVALID_VALUE` for an incomplete record.
-fn nodes_with_slots(
-    origin: &Origin,
-    slots: &[(u32, u32)],
-) -> Result<Vec<(CUgraphNode, u32, u32)>, CUresult> {
+fn hosts_of(origin: &Origin, slots: &[(u32, u32)]) -> Result<Vec<(CUgraphNode, u32)>, CUresult> {
     let nodes = origin.read.nodes();
     let template = origin.read.template.all_nodes();
-    let with_token = |(place, slot): &(u32, u32)| {
+    let with_token = |(place, _): &(u32, u32)| {
         let does = &template.get(*place as usize)?.does;
         let (host, _) = HostNode::read_from_prefix(does).ok()?;
-        Some((*nodes.get(place)?, *slot, host.token))
+        Some((*nodes.get(place)?, host.token))
     };
     let found: Option<Vec<_>> = slots.iter().map(with_token).collect();
     found.ok_or(CUDA_ERROR_INVALID_VALUE)
@@ -1243,10 +1236,10 @@ mod tests {
         };
         let slots = slots_of(&exec, &origin);
         assert_eq!(slots, Ok(vec![(1, 5)]));
-        let again = nodes_with_slots(&origin, &[(1, 5)]);
-        assert_eq!(again, Ok(vec![(CUgraphNode(11), 5, 7)]));
+        let again = hosts_of(&origin, &[(1, 5)]);
+        assert_eq!(again, Ok(vec![(CUgraphNode(11), 7)]));
         for wrong in [(0, 5), (2, 5)] {
-            assert!(nodes_with_slots(&origin, &[wrong]).is_err(), "{wrong:?}");
+            assert!(hosts_of(&origin, &[wrong]).is_err(), "{wrong:?}");
         }
         // In a child graph.
         exec.slots.push((CUgraphNode(12), 6));
