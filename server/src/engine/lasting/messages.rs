@@ -96,7 +96,11 @@ fn write_change(session: &mut Session, images: &ImageStore, message: Incoming<'_
         Change::Own => return,
         Change::Nothing | Change::Binds => return session.note_bonds(images),
     };
-    let key = message.word(at);
+    let key = match op {
+        // A device: the rest of the word is no part of the key, which must not be that of an object.
+        Op::Attach | Op::LimitMemory => message.word(at) & u64::from(u32::MAX),
+        _ => message.word(at),
+    };
     if key == 0 && op == Op::GetFunction {
         return;
     }
@@ -173,4 +177,40 @@ fn appraise_image(session: &mut Session, images: &ImageStore, handle: u64) {
     };
     session.lasting.appraised.insert(handle, bytes);
     session.write_down(record);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::Fixture;
+    use mpsshim_api::cuda::CUDA_SUCCESS;
+    use mpsshim_proto::message::context::LimitMemory;
+    use mpsshim_proto::message::{Object, StreamCreate};
+
+    #[test]
+    fn a_limit_of_a_device_does_not_end_with_an_object() {
+        let mut test = Fixture::with_keeper(&[]);
+        let stream = Handle::new(HandleKind::Stream, 1, 0).0;
+        let body = StreamCreate {
+            stream,
+            ..StreamCreate::default()
+        };
+        assert_eq!(test.status(Op::StreamCreate, &body, &[]), CUDA_SUCCESS);
+        // The bytes of the message are those of the handle.
+        let body = LimitMemory {
+            device: 0,
+            pad: (stream >> 32) as u32,
+            bytes: 1 << 40,
+        };
+        assert_eq!(test.status(Op::LimitMemory, &body, &[]), CUDA_SUCCESS);
+        let limits = |test: &Fixture| {
+            let records = test.session.shared.description.records();
+            let mut ops = records.iter().map(|record| record.op);
+            ops.any(|op| op == Op::LimitMemory as u16)
+        };
+        assert!(limits(&test));
+        let end = Object { object: stream };
+        assert_eq!(test.status(Op::StreamDestroy, &end, &[]), CUDA_SUCCESS);
+        assert!(limits(&test));
+    }
 }
