@@ -195,14 +195,14 @@ mod tests {
             stream,
             ..StreamCreate::default()
         };
-        assert_eq!(test.status(Op::StreamCreate, &body, &[]), CUDA_SUCCESS);
+        assert_eq!(test.told(Op::StreamCreate, &body, &[]), CUDA_SUCCESS);
         // The bytes of the message are those of the handle.
         let body = LimitMemory {
             device: 0,
             pad: (stream >> 32) as u32,
             bytes: 1 << 40,
         };
-        assert_eq!(test.status(Op::LimitMemory, &body, &[]), CUDA_SUCCESS);
+        assert_eq!(test.told(Op::LimitMemory, &body, &[]), CUDA_SUCCESS);
         let limits = |test: &Fixture| {
             let records = test.session.shared.description.records();
             let mut ops = records.iter().map(|record| record.op);
@@ -210,7 +210,7 @@ mod tests {
         };
         assert!(limits(&test));
         let end = Object { object: stream };
-        assert_eq!(test.status(Op::StreamDestroy, &end, &[]), CUDA_SUCCESS);
+        assert_eq!(test.told(Op::StreamDestroy, &end, &[]), CUDA_SUCCESS);
         assert!(limits(&test));
     }
 }
