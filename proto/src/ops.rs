@@ -98,7 +98,7 @@ macro_rules! for_each_op {
 
             // Graphs and capture: [`graph`].
             /// Launches a graph's instance.
-            GraphLaunch = 100: Async graph_launch(graph::GraphLaunch); Dispatch, [Stream stream], Never, [Graph stream], Nothing;
+            GraphLaunch = 100: Async graph_launch(graph::GraphLaunch); Dispatch, [Launch stream], Never, [Graph stream], Nothing;
             /// Makes an instance ready for its launch.
             GraphUpload = 101: Async graph_upload(graph::GraphLaunch); Dispatch, [Stream stream], Never, Nothing, Nothing;
             /// Captures a host function.
@@ -510,7 +510,7 @@ pub enum Ordering {
     Free,
     /// Those that name one of these objects.
     Objects(&'static [Touch]),
-    /// Those of its stream; all, for a launch with attributes, since these may name events.
+    /// Those of its stream; all, for a launch that may name events: by attributes, or by nodes of a graph.
     Launch(Touch),
     /// Those of a stream, if it names one.
     Optional(Touch),

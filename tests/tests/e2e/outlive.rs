@@ -113,8 +113,7 @@ fn peer_access_and_a_graph_with_a_node_of_another_device_go_to_the_next_server()
     };
     peer.ask_as(0, Op::PeerAccess, &peers, &[]).expect("access");
     let params = fill_params(memory, 3, 1);
-    let graph = GraphCreate::default();
-    let graph: u64 = peer.ask(Op::GraphCreate, &graph, &[]).expect("a graph");
+    let graph = new_graph(&mut peer);
     let begin = CaptureBegin {
         stream,
         graph,
@@ -136,13 +135,8 @@ fn peer_access_and_a_graph_with_a_node_of_another_device_go_to_the_next_server()
         .expect("a launch");
     peer.finish(stream).expect("done");
     let here = peer.stream().expect("a stream");
-    let words = peer.read(here, memory, 128).expect("a copy");
-    let words = words
-        .as_chunks()
-        .0
-        .iter()
-        .map(|word| u32::from_le_bytes(*word));
-    assert!(words.eq((0..32).map(|at| 3 * at)));
+    let read = peer.read(here, memory, 128).expect("a copy");
+    assert!(words(&read).eq((0..32).map(|at| 3 * at)));
 }
 
 #[test]
@@ -152,8 +146,7 @@ fn a_graph_with_memory_operations_goes_to_the_next_server() {
     peer.attach().expect("attach");
     let (stream, memory) = (peer.stream().expect("a stream"), peer.memory(4096));
     let memory = memory.expect("memory").start;
-    let graph = GraphCreate::default();
-    let graph: u64 = peer.ask(Op::GraphCreate, &graph, &[]).expect("a graph");
+    let graph = new_graph(&mut peer);
     let write = u64::from(CU_STREAM_MEM_OP_WRITE_VALUE_32);
     let operation: [u64; 6] = [write, memory, 77, 0, 0, 0];
     let batch = BatchNode { count: 1, flags: 0 };
@@ -175,6 +168,17 @@ fn a_graph_with_memory_operations_goes_to_the_next_server() {
         .expect("a launch");
     let word = peer.read(stream, memory, 4).expect("a copy");
     assert_eq!(word, 77u32.to_le_bytes());
+}
+
+/// The words of a copy.
+fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
+    let words = bytes.as_chunks().0.iter();
+    words.map(|word| u32::from_le_bytes(*word))
+}
+
+fn new_graph(peer: &mut Peer) -> u64 {
+    let graph = peer.ask(Op::GraphCreate, &GraphCreate::default(), &[]);
+    graph.expect("a graph")
 }
 
 fn instantiate(peer: &mut Peer, graph: u64) -> u64 {
@@ -235,8 +239,7 @@ fn an_instance_of_a_graph_that_was_made_again_does_not_bind() {
     let graph: u64 = peer.ask(Op::CaptureEnd, &end, &[]).expect("a graph");
     let exec = instantiate(&mut peer, graph);
     // A graph that refers to an event, so that all graphs are read again once the event is destroyed.
-    let body = GraphCreate::default();
-    let refers: u64 = peer.ask(Op::GraphCreate, &body, &[]).expect("a graph");
+    let refers = new_graph(&mut peer);
     let body = GraphNode {
         object: refers,
         kind: CU_GRAPH_NODE_TYPE_EVENT_RECORD,
@@ -259,12 +262,7 @@ fn an_instance_of_a_graph_that_was_made_again_does_not_bind() {
     let body = GraphLaunch { exec, stream };
     peer.post(Op::GraphLaunch, &body, &[]).expect("a launch");
     let read = peer.read(stream, memory, 16).expect("a copy");
-    let words = read
-        .as_chunks()
-        .0
-        .iter()
-        .map(|word| u32::from_le_bytes(*word));
-    assert!(words.eq(1..=4), "{read:?}");
+    assert!(words(&read).eq(1..=4), "{read:?}");
 }
 
 /// User and group of a server's process, with the groups that it has besides.

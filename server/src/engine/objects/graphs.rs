@@ -428,6 +428,8 @@ pub struct Graphs {
     pub awaited: Awaited,
     /// Whether a kernel that may call `printf` was added to any graph.
     pub prints: bool,
+    /// Whether any graph has ever referred to an event.
+    pub has_events: bool,
     by_graph: HashMap<CUgraph, u64>,
     by_node: HashMap<CUgraphNode, u64>,
     /// Handles of images and events that graphs may reference.
@@ -484,6 +486,7 @@ impl Default for Graphs {
             captured: 0,
             awaited: Awaited::default(),
             prints: false,
+            has_events: false,
             by_graph: HashMap::new(),
             by_node: HashMap::new(),
             referred: HashSet::new(),
@@ -1105,14 +1108,9 @@ impl Graphs {
         Err(event)
     }
 
-    /// Whether a graph may reference an event.
-    pub fn refers_to_events(&self) -> bool {
-        let is_event = |handle: &u64| Handle(*handle).kind() == Some(Kind::Event);
-        self.referred.iter().any(is_event)
-    }
-
     /// Records that a graph references this image or event.
     pub fn refer_to(&mut self, handle: u64) {
+        self.has_events |= Handle(handle).kind() == Some(Kind::Event);
         self.referred.insert(handle);
     }
 

@@ -955,7 +955,9 @@ fn change_exec(
             ..before.cloned().ok_or(CUDA_ERROR_INVALID_VALUE)?
         };
         let mut described = realise_node(session, shared, &node)?;
-        if let Some((_, slot)) = slots.iter().find(|(at, _)| at == place) {
+        if node.kind == CU_GRAPH_NODE_TYPE_HOST
+            && let Some((_, slot)) = slots.iter().find(|(at, _)| at == place)
+        {
             let device = shared.gpu.device(node.device)?;
             let context = device.context().ok_or(CUDA_ERROR_INVALID_CONTEXT)?;
             let host = HostNode::read_from_prefix(does);

@@ -311,12 +311,6 @@ impl Session {
     fn touches(&self, message: Incoming<'_>) -> Touches {
         match message.op.ordering() {
             Ordering::Free => Touches::Nothing,
-            // Its nodes record events and wait for them as if the launch did so.
-            Ordering::Objects(_)
-                if message.op == Op::GraphLaunch && self.objects.graphs.refers_to_events() =>
-            {
-                Touches::Everything
-            }
             Ordering::Objects(touched) => {
                 let mut objects = [None; 2];
                 for (object, touch) in objects.iter_mut().zip(touched) {
@@ -324,8 +318,7 @@ impl Session {
                 }
                 Touches::Objects(objects)
             }
-            // Launch attributes may name events.
-            Ordering::Launch(_) if self.launch_has_attributes(message) => Touches::Everything,
+            Ordering::Launch(_) if self.launch_names_events(message) => Touches::Everything,
             Ordering::Optional(stream) if self.handle_in(message, stream).0 == 0 => {
                 Touches::Nothing
             }
@@ -353,7 +346,11 @@ impl Session {
         Handle(message.word(at))
     }
 
-    fn launch_has_attributes(&self, message: Incoming<'_>) -> bool {
+    /// Whether a launch may record events or wait for them: attributes of a kernel's, nodes of a graph's.
+    fn launch_names_events(&self, message: Incoming<'_>) -> bool {
+        if message.op == Op::GraphLaunch {
+            return self.objects.graphs.has_events;
+        }
         let events = self
             .inbox
             .held
