@@ -243,6 +243,8 @@ impl State {
             round: 0,
         };
         state.change()?;
+        // The last memset is asynchronous, and a program that has started is at rest.
+        cu!(cuCtxSynchronize).ok()?;
         Ok(state)
     }
 
