@@ -228,17 +228,17 @@ macro_rules! for_each_op {
             /// Copies in two or three dimensions, arrays too.
             CopyBox = 300: Async copy_box(array::CopyBox); Dispatch, [Stream stream], Never, [CopyBox stream], Nothing;
             /// Destroys an array or a mipmapped array.
-            ArrayDestroy = 301: Async array_destroy(Object); Dispatch, Everything, Never, Nothing, Binds;
+            ArrayDestroy = 301: Async array_destroy(Object); Dispatch, Everything, Never, Nothing, Own;
             /// Destroys a texture object or a surface object.
-            TextureDestroy = 302: Async texture_destroy(array::TextureDestroy); Dispatch, Everything, Never, Nothing, Binds;
+            TextureDestroy = 302: Async texture_destroy(array::TextureDestroy); Dispatch, Everything, Never, Nothing, Own;
             /// Creates an array or a mipmapped array.
-            ArrayCreate = 303: Request array_create(array::ArrayCreate) -> array::ArrayInfo; SlowSubmits, Free, Never, Nothing, Binds;
+            ArrayCreate = 303: Request array_create(array::ArrayCreate) -> array::ArrayInfo; SlowSubmits, Free, Never, Nothing, Own;
             /// A level of a mipmapped array, or a plane of an array.
-            ArrayPart = 304: Request array_part(array::ArrayPart) -> array::ArrayInfo; Dispatch, Free, Never, Nothing, Binds;
+            ArrayPart = 304: Request array_part(array::ArrayPart) -> array::ArrayInfo; Dispatch, Free, Never, Nothing, Own;
             /// Answered with `CUDA_ARRAY_MEMORY_REQUIREMENTS`, `CUDA_ARRAY_SPARSE_PROPERTIES`.
             ArrayQuery = 305: Request array_query(array::ArrayQuery) -> (); Dispatch, Free, Never, Nothing, Nothing;
             /// Creates a texture object or a surface object.
-            TextureCreate = 306: Request texture_create(array::TextureCreate) -> array::TextureInfo; Dispatch, Free, Never, Nothing, Binds;
+            TextureCreate = 306: Request texture_create(array::TextureCreate) -> array::TextureInfo; Dispatch, Free, Never, Nothing, Own;
             /// Finds a texture or surface reference. Trailing: its name.
             GetReference = 307: Request get_reference(array::GetReference, rest) -> (); SlowSubmits, Free, [Variable module], Nothing, Binds;
             /// A call on a texture or surface reference.

@@ -53,13 +53,15 @@ pub enum Kind {
     Stored = 10,
     /// A client's file that is registered memory, by the memory's address.
     File = 11,
+    /// Memory of arrays, by a number of its own.
+    Arrays = 12,
 }
 
 /// Changes with the meaning of the kinds.
-pub const FORMAT: u64 = 4;
+pub const FORMAT: u64 = 5;
 
 impl Kind {
-    const ALL: [Kind; 11] = [
+    const ALL: [Kind; 12] = [
         Kind::Description,
         Kind::Segment,
         Kind::Bell,
@@ -71,6 +73,7 @@ impl Kind {
         Kind::Pack,
         Kind::Stored,
         Kind::File,
+        Kind::Arrays,
     ];
     /// Kinds of which each session has exactly one.
     pub const OF_SESSION: [Kind; 4] = [Kind::Description, Kind::Segment, Kind::Bell, Kind::Socket];

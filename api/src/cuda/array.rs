@@ -5,7 +5,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 handles! {
-    CUmipmappedArray; CUtexObject; CUsurfObject; CUtexref; CUsurfref;
+    CUmipmappedArray; CUtexObject; CUsurfObject; CUtexref; CUsurfref; CUexternalMemory;
 }
 
 plain_structs! {
@@ -134,6 +134,23 @@ plain_structs! {
         src_access_order: u32,
         flags: u32,
     }
+    CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
+        kind: u32,
+        pad0: u32,
+        /// A descriptor is in the low half of the first word.
+        handle: [u64; 2],
+        size: u64,
+        flags: u32,
+        reserved: [u32; 16],
+        pad1: u32,
+    }
+    CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC {
+        offset: u64,
+        array: CUDA_ARRAY3D_DESCRIPTOR,
+        levels: u32,
+        reserved: [u32; 16],
+        pad: u32,
+    }
 }
 
 const _: () = {
@@ -144,6 +161,8 @@ const _: () = {
     assert!(size_of::<CUDA_TEXTURE_DESC>() == 104);
     assert!(size_of::<CUDA_RESOURCE_VIEW_DESC>() == 112);
     assert!(size_of::<CUDA_MEMCPY3D_BATCH_OP>() == 112);
+    assert!(size_of::<CUDA_EXTERNAL_MEMORY_HANDLE_DESC>() == 104);
+    assert!(size_of::<CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC>() == 120);
 };
 
 impl From<CUDA_MEMCPY2D> for CUDA_MEMCPY3D {
@@ -256,6 +275,9 @@ pub const CUDA_ARRAY3D_CUBEMAP: u32 = 0x04;
 pub const CUDA_ARRAY3D_TEXTURE_GATHER: u32 = 0x08;
 pub const CUDA_ARRAY3D_SPARSE: u32 = 0x40;
 pub const CUDA_ARRAY3D_DEFERRED_MAPPING: u32 = 0x80;
+
+// CUexternalMemoryHandleType
+pub const CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD: u32 = 1;
 
 // CUresourcetype
 /// The first word is a `CUarray`.

@@ -53,9 +53,16 @@ macro_rules! for_each_kind {
             PoolMemory = 27: 1, Memory, Alone;
             /// Registered memory, which is a file of the client's; the key is its address.
             Registered = 28: 1, Memory, Alone;
+            /// An array with its levels or planes; the key is its handle.
+            Array = 30: 1, Memory, Alone;
+            /// A texture object, or with [`SURFACE`] a surface object; the key is its value.
+            Texture = 31: 1, Contents, Alone;
         }
     };
 }
+
+/// In the key of [`Kind::Texture`]: a surface object.
+pub const SURFACE: u64 = 1 << 63;
 
 pub(in crate::engine) use for_each_kind;
 
@@ -189,7 +196,7 @@ mod tests {
     fn a_number_names_its_kind() {
         let known = (0..100).filter_map(Kind::of);
         let known: Vec<Kind> = known.collect();
-        assert_eq!(known.len(), 23);
+        assert_eq!(known.len(), 25);
         assert!(
             known
                 .iter()

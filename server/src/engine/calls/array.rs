@@ -4,26 +4,34 @@ use super::reply::Reply;
 use crate::engine::base::account::{Charge, Memory};
 use crate::engine::base::bounds;
 use crate::engine::base::call_error::CallError;
-use crate::engine::base::ordinal::Ordinal;
+use crate::engine::base::description::Record;
+use crate::engine::base::kinds as record;
+use crate::engine::base::side::Side;
 use crate::engine::calls::copy::Rows;
 use crate::engine::calls::memory::with_room;
 use crate::engine::calls::reference;
 use crate::engine::gpu::Gpu;
+use crate::engine::gpu::array_memory::Place;
 use crate::engine::gpu::copy_kernel::LARGE;
-use crate::engine::objects::arrays::{Array, Object, RawArray};
+use crate::engine::gpu::devices::Device;
+use crate::engine::gpu::textures::Object;
+use crate::engine::lasting::arrays::{
+    describe_array, describe_array_end, descriptor_of, is_mipmapped, make_part, put_array,
+};
+use crate::engine::lasting::{Lasting, Lost, Making, describe, describe_gone, failed};
+use crate::engine::objects::arrays::{Array, RawArray};
 use crate::engine::objects::pace::Runs;
 use crate::engine::objects::pace::session::prepare_work;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::undertaker::Buried;
 use mpsshim_api::cuda::*;
-use mpsshim_proto::handle::{Handle, Kind};
 use mpsshim_proto::message::array::{
     ARRAY_SIDE, ArrayCreate, ArrayInfo, ArrayPart, ArrayQuery, BoxSide, CopyBox, TEXTURE_HAS_VIEW,
     TEXTURE_IS_SURFACE, TextureCreate, TextureDestroy, TextureInfo,
 };
-use mpsshim_proto::message::{self, Side};
-use zerocopy::IntoBytes;
+use mpsshim_proto::message::{self, Side as CopySide};
+use zerocopy::{FromBytes, IntoBytes};
 
 /// One side of a copy in the driver's form.
 #[derive(Default)]
@@ -112,9 +120,9 @@ fn box_side(session: &Session, side: &BoxSide, body: &CopyBox) -> Result<DriverS
         rows: side.rows,
     };
     let len = rows.extent([body.width, body.height, body.depth])?;
-    let kind = u8::try_from(side.side).ok().and_then(Side::from_u8);
+    let kind = u8::try_from(side.side).ok().and_then(CopySide::from_u8);
     match kind {
-        Some(Side::Device) => {
+        Some(CopySide::Device) => {
             let place = session.lasting.place_of(side.address);
             session.check_device(place, len)?;
             Ok(DriverSide {
@@ -125,7 +133,7 @@ fn box_side(session: &Session, side: &BoxSide, body: &CopyBox) -> Result<DriverS
         }
         Some(reached) => {
             let host = match reached {
-                Side::Staging => session.shared.segment.staging_address(side.address, len)?,
+                CopySide::Staging => session.shared.segment.staging_address(side.address, len)?,
                 _ => {
                     session.check_reachable(side.address, len)?;
                     side.address
@@ -141,47 +149,129 @@ fn box_side(session: &Session, side: &BoxSide, body: &CopyBox) -> Result<DriverS
     }
 }
 
-/// `cuArray3DCreate`, `cuMipmappedArrayCreate`.
+/// `cuArray3DCreate`, `cuMipmappedArrayCreate`. The memory of usual arrays is for the next server too.
 pub fn array_create(session: &mut Session, shared: &Shared, body: ArrayCreate) -> Reply {
     let device = shared.gpu.device(body.device)?;
     device.make_current(&shared.gpu.driver)?;
-    let mut descriptor = CUDA_ARRAY3D_DESCRIPTOR {
-        width: body.size[0],
-        height: body.size[1],
-        depth: body.size[2],
-        format: body.format,
-        channels: body.channels,
-        flags: body.flags,
-        pad: 0,
+    let mut descriptor = descriptor_of(&body);
+    let levels = if is_mipmapped(body.array) {
+        body.levels
+    } else {
+        1
     };
-    let mipmapped = Handle(body.array).kind() == Some(Kind::MipmappedArray);
-    let levels = if mipmapped { body.levels } else { 1 };
     let memory = Memory::Device(device.ordinal);
     let bytes = descriptor.bytes(levels);
-    let charge = with_room(session, shared, (memory, bytes), |session| {
-        session.account.take(memory, bytes)
+    let kept_bytes = kept_bytes(session, shared, device, (&descriptor, levels));
+    let room = with_room(session, shared, (memory, bytes), |session| {
+        if let Some(bytes) = kept_bytes
+            && let Some(place) = take_place(session, shared, device, bytes)
+        {
+            return Ok(Room::Kept(place));
+        }
+        session.account.take(memory, bytes).map(Room::Plain)
     })?;
-    make_array(
-        session,
-        shared,
-        device.ordinal,
-        &body,
-        &mut descriptor,
-        charge,
-    )?;
+    match room {
+        Room::Kept(place) => descriptor = put_array(session, shared, &body, place)?,
+        Room::Plain(charge) => make_array(session, shared, &body, &mut descriptor, charge)?,
+    }
+    describe_array(session, shared, body.array);
     Ok(info(&descriptor))
+}
+
+/// Room for an array.
+enum Room {
+    /// In memory that the next server maps again.
+    Kept(Place),
+    /// Counted memory that the driver allocates.
+    Plain(Charge),
+}
+
+/// Bytes of an array in memory that the next server maps again; `None` if the array cannot be there.
+fn kept_bytes(
+    session: &Session,
+    shared: &Shared,
+    device: &Device,
+    (descriptor, levels): (&CUDA_ARRAY3D_DESCRIPTOR, u32),
+) -> Option<u64> {
+    const USUAL: u32 = CUDA_ARRAY3D_LAYERED
+        | CUDA_ARRAY3D_SURFACE_LDST
+        | CUDA_ARRAY3D_CUBEMAP
+        | CUDA_ARRAY3D_TEXTURE_GATHER;
+    if !session.lasting.kept || session.side != Side::MAIN || descriptor.flags & !USUAL != 0 {
+        return None;
+    }
+    let sizes = &shared.gpu.array_sizes;
+    if let Some(bytes) = sizes.get(device.ordinal, descriptor, levels) {
+        return Some(bytes);
+    }
+    let bytes = bytes_required(shared, device, (descriptor, levels))?;
+    sizes.note(device.ordinal, (descriptor, levels), bytes);
+    Some(bytes)
+}
+
+/// Bytes that an array requires, according to the driver: those of an array without memory.
+fn bytes_required(
+    shared: &Shared,
+    device: &Device,
+    (descriptor, levels): (&CUDA_ARRAY3D_DESCRIPTOR, u32),
+) -> Option<u64> {
+    let driver = &shared.gpu.driver.array;
+    let mut required = CUDA_ARRAY_MEMORY_REQUIREMENTS::default();
+    let deferred = CUDA_ARRAY3D_DESCRIPTOR {
+        flags: descriptor.flags | CUDA_ARRAY3D_DEFERRED_MAPPING,
+        ..*descriptor
+    };
+    let (raw, known) = if levels > 1 {
+        let mut array = CUmipmappedArray::NULL;
+        let made = driver.mipmapped_array_create(&mut array, &deferred, levels);
+        made.ok()?;
+        let known =
+            driver.mipmapped_array_get_memory_requirements(&mut required, array, device.raw);
+        (RawArray::Mipmapped(array), known)
+    } else {
+        let mut array = CUarray::NULL;
+        driver.array3d_create(&mut array, &deferred).ok()?;
+        let known = driver.array_get_memory_requirements(&mut required, array, device.raw);
+        (RawArray::Plain(array), known)
+    };
+    // Its destruction waits for the work of all clients.
+    shared.lanes.bury(Buried::Array(Array {
+        raw,
+        device: device.ordinal,
+        parent: 0,
+        charge: None,
+        kept: None,
+        bound: false,
+    }));
+    (known.is_ok() && required.size > 0).then_some(required.size)
+}
+
+/// Takes room for an array in memory that the next server maps again; `None` if there is none.
+fn take_place(
+    session: &mut Session,
+    shared: &Shared,
+    device: &Device,
+    bytes: u64,
+) -> Option<Place> {
+    let payers = (&session.account, &session.shared.kept);
+    let memory = &mut session.objects.array_memory;
+    let taken = memory.take(&shared.gpu, device, payers, bytes);
+    taken.unwrap_or_else(|status| {
+        tracing::debug!(%status, bytes, "no memory for an array that the next server maps again");
+        None
+    })
 }
 
 fn make_array(
     session: &mut Session,
     shared: &Shared,
-    device: Ordinal,
     body: &ArrayCreate,
     descriptor: &mut CUDA_ARRAY3D_DESCRIPTOR,
     charge: Charge,
 ) -> Result<(), CallError> {
     let driver = &shared.gpu.driver.array;
-    let mipmapped = Handle(body.array).kind() == Some(Kind::MipmappedArray);
+    let device = shared.gpu.device(body.device)?.ordinal;
+    let mipmapped = is_mipmapped(body.array);
     let raw = if mipmapped {
         let mut array = CUmipmappedArray::NULL;
         driver.mipmapped_array_create(&mut array, descriptor, body.levels)?;
@@ -197,6 +287,7 @@ fn make_array(
         device,
         parent: 0,
         charge: Some(charge),
+        kept: None,
         bound: false,
     };
     let table = if mipmapped {
@@ -213,34 +304,9 @@ fn make_array(
 
 /// `cuMipmappedArrayGetLevel`, `cuArrayGetPlane`. The driver returns the same array each time.
 pub fn array_part(session: &mut Session, shared: &Shared, body: ArrayPart) -> Reply {
-    let parent = match Handle(body.parent).kind() {
-        Some(Kind::MipmappedArray) => session.objects.mipmaps.get(body.parent)?,
-        _ => session.objects.arrays.get(body.parent)?,
-    };
-    let device = parent.device;
-    shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
-    let driver = &shared.gpu.driver.array;
-    let mut part = CUarray::NULL;
-    match parent.raw {
-        RawArray::Mipmapped(array) => {
-            driver.mipmapped_array_get_level(&mut part, array, body.index)?;
-        }
-        RawArray::Plain(array) => driver.array_get_plane(&mut part, array, body.index)?,
-    }
-    let mut descriptor = CUDA_ARRAY3D_DESCRIPTOR::default();
-    driver.array3d_get_descriptor(&mut descriptor, part)?;
-    let array = Array {
-        raw: RawArray::Plain(part),
-        device,
-        parent: body.parent,
-        charge: None,
-        bound: false,
-    };
-    session
-        .objects
-        .arrays
-        .insert(body.part, array)
-        .map_err(|(status, _)| status)?;
+    let from = (body.parent, body.index);
+    let descriptor = make_part(session, shared, from, body.part)?;
+    describe_array(session, shared, body.parent);
     Ok(info(&descriptor))
 }
 
@@ -250,20 +316,33 @@ pub fn array_destroy(
     shared: &Shared,
     body: message::Object,
 ) -> Result<(), CallError> {
-    let mut array = match Handle(body.object).kind() {
-        Some(Kind::MipmappedArray) => session.objects.mipmaps.remove(body.object)?,
-        _ => session.objects.arrays.remove(body.object)?,
+    let handle = body.object;
+    let mut array = match is_mipmapped(handle) {
+        true => session.objects.mipmaps.remove(handle)?,
+        false => session.objects.arrays.remove(handle)?,
     };
-    session
-        .objects
-        .arrays
-        .retain(|part| part.parent != body.object);
+    session.objects.graphs.note_array_gone(handle);
+    let parts = |array: &Array| array.kept.as_ref().map(|kept| kept.parts.clone());
+    for (_, part) in parts(&array).into_iter().flatten() {
+        session.objects.graphs.note_array_gone(part);
+    }
+    session.objects.arrays.retain(|part| part.parent != handle);
+    if array.parent != 0 {
+        let parent = array.parent;
+        if let Ok(Array {
+            kept: Some(kept), ..
+        }) = session.objects.array_mut(parent)
+        {
+            kept.parts.retain(|(_, part)| *part != handle);
+        }
+        describe_array(session, shared, parent);
+        return Ok(());
+    }
+    describe_array_end(session, shared, handle);
     if array.bound {
         session.objects.bound_arrays.push(array);
     } else {
-        if let Some(charge) = &mut array.charge {
-            charge.leave();
-        }
+        array.leave();
         shared.lanes.bury(Buried::Array(array));
     }
     Ok(())
@@ -271,10 +350,7 @@ pub fn array_destroy(
 
 /// `cuArrayGetMemoryRequirements`, `cuArrayGetSparseProperties`, and the same calls for mipmapped arrays.
 pub fn array_query(session: &mut Session, shared: &Shared, body: ArrayQuery) -> Reply {
-    let array = match Handle(body.array).kind() {
-        Some(Kind::MipmappedArray) => session.objects.mipmaps.get(body.array)?,
-        _ => session.objects.arrays.get(body.array)?,
-    };
+    let array = session.objects.array(body.array)?;
     let device = shared.gpu.device(body.device)?;
     shared.gpu.devices[array.device].make_current(&shared.gpu.driver)?;
     let driver = &shared.gpu.driver.array;
@@ -310,23 +386,9 @@ pub fn texture_create(session: &mut Session, shared: &Shared, body: TextureCreat
     }
     let resource = resource(session, body.resource)?;
     let driver = &shared.gpu.driver.array;
-    let object = if body.flags & TEXTURE_IS_SURFACE != 0 {
-        let mut object = CUsurfObject::NULL;
-        driver.surf_object_create(&mut object, &resource)?;
-        Object::Surface(object.0)
-    } else {
-        let mut object = CUtexObject::NULL;
-        let view = if body.flags & TEXTURE_HAS_VIEW != 0 {
-            &raw const body.view
-        } else {
-            std::ptr::null()
-        };
-        driver.tex_object_create(&mut object, &resource, &body.texture, view)?;
-        Object::Texture(object.0)
-    };
-    let (Object::Texture(value) | Object::Surface(value)) = object;
+    let object = make_object(&shared.gpu, &resource, &body)?;
     let mut info = TextureInfo {
-        object: value,
+        object: object.value(),
         resource: body.resource,
         ..TextureInfo::default()
     };
@@ -344,6 +406,7 @@ pub fn texture_create(session: &mut Session, shared: &Shared, body: TextureCreat
         }
     }
     session.objects.textures.insert(object, device.ordinal);
+    describe_texture(session, shared, object, &body);
     if matches!(
         resource.kind,
         CU_RESOURCE_TYPE_ARRAY | CU_RESOURCE_TYPE_MIPMAPPED_ARRAY
@@ -351,6 +414,94 @@ pub fn texture_create(session: &mut Session, shared: &Shared, body: TextureCreat
         info.resource.words[0] = 0;
     }
     Ok(info.as_bytes().to_vec())
+}
+
+fn make_object(
+    gpu: &Gpu,
+    resource: &CUDA_RESOURCE_DESC,
+    body: &TextureCreate,
+) -> Result<Object, CUresult> {
+    let driver = &gpu.driver.array;
+    if body.flags & TEXTURE_IS_SURFACE != 0 {
+        let mut object = CUsurfObject::NULL;
+        driver.surf_object_create(&mut object, resource)?;
+        return Ok(Object::Surface(object.0));
+    }
+    let mut object = CUtexObject::NULL;
+    let view = if body.flags & TEXTURE_HAS_VIEW != 0 {
+        &raw const body.view
+    } else {
+        std::ptr::null()
+    };
+    driver.tex_object_create(&mut object, resource, &body.texture, view)?;
+    Ok(Object::Texture(object.0))
+}
+
+/// A texture or surface object. It is restored with the same value, which kernels use.
+pub struct Texture;
+
+impl Lasting for Texture {
+    const KIND: record::Kind = record::Kind::Texture;
+    /// The words of the message that made it.
+    type State = Vec<u32>;
+
+    fn make(
+        record: &Record,
+        words: Vec<u32>,
+        session: &mut Session,
+        making: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        let gpu = &making.shared.gpu;
+        let body = TextureCreate::read_from_bytes(words.as_bytes());
+        let body = body.map_err(|_| "its description cannot be read")?;
+        let number = record.key & !record::SURFACE;
+        let object = match record.key & record::SURFACE != 0 {
+            true => Object::Surface(number),
+            false => Object::Texture(number),
+        };
+        let mut make = || -> Result<(), CUresult> {
+            let device = gpu.device(body.device)?;
+            device.make_current(&gpu.driver)?;
+            // The client may have freed the memory or the array before the object.
+            let found = resource(session, body.resource).ok();
+            let again = |resource: CUDA_RESOURCE_DESC| {
+                gpu.texture_numbers
+                    .make_with(number, (device.ordinal, gpu), || {
+                        make_object(gpu, &resource, &body)
+                    })
+            };
+            let made = found.is_some_and(|resource| again(resource).is_ok());
+            if !made {
+                gpu.texture_numbers.occupy(object, (device.ordinal, gpu))?;
+            }
+            session.objects.textures.insert(object, device.ordinal);
+            Ok(())
+        };
+        make().map_err(failed("a texture", record))
+    }
+}
+
+fn key_of(object: Object) -> u64 {
+    match object {
+        Object::Texture(value) => value,
+        Object::Surface(value) => value | record::SURFACE,
+    }
+}
+
+/// Describes a new texture or surface object. Binds the session if the next server cannot make it.
+fn describe_texture(session: &mut Session, shared: &Shared, object: Object, body: &TextureCreate) {
+    if !session.lasting.kept {
+        return;
+    }
+    // The numbers of another context may be taken in the next server.
+    if session.side == Side::MAIN {
+        let words = body.as_bytes().as_chunks::<4>().0.iter();
+        let words: Vec<u32> = words.map(|word| u32::from_ne_bytes(*word)).collect();
+        describe::<Texture>(session, key_of(object), &words);
+    } else {
+        session.lasting.unkept_textures.insert(object);
+    }
+    session.note_bonds(&shared.images);
 }
 
 /// Translates the handles in a resource descriptor to the driver's arrays, and checks that its memory is the
@@ -396,7 +547,14 @@ pub fn texture_destroy(
         Object::Texture(body.object)
     };
     let device = session.objects.textures.remove(&object);
-    Ok(object.end(device.ok_or(CUDA_ERROR_INVALID_VALUE)?, &shared.gpu)?)
+    let device = device.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    if session.lasting.kept {
+        if !session.lasting.unkept_textures.remove(&object) {
+            describe_gone::<Texture>(session, key_of(object));
+        }
+        session.note_bonds(&shared.images);
+    }
+    Ok(object.end(device, &shared.gpu)?)
 }
 
 fn info(descriptor: &CUDA_ARRAY3D_DESCRIPTOR) -> Vec<u8> {
@@ -433,6 +591,7 @@ mod tests {
     use crate::engine::testing::{
         FAULT, Fixture, Function, counts, fails, obeys, obeys_with_handle, others, records,
     };
+    use mpsshim_proto::handle::Kind;
     use mpsshim_proto::message::Op;
     use mpsshim_proto::segment::STAGING_LEN;
 
@@ -594,7 +753,7 @@ mod tests {
             address,
             pitch: 64,
             rows: 2,
-            side: Side::Device as u32,
+            side: CopySide::Device as u32,
             ..BoxSide::default()
         }
     }
@@ -626,7 +785,7 @@ mod tests {
         let mipmap = array(&mut test, Kind::MipmappedArray);
         let good = device_side(device + UNIT - 200);
         let value = CUDA_ERROR_INVALID_VALUE;
-        let pinned = Side::Host as u32;
+        let pinned = CopySide::Host as u32;
         let overlapping = BoxSide { pitch: 7, ..good };
         let mut wrong = vec![
             (device_side(device + UNIT - 199), value),
@@ -661,7 +820,7 @@ mod tests {
         let mut test = Fixture::new(&[("cuMemcpy3DAsync_v2", counts as Function)]);
         let (device, host) = (test.memory(UNIT), test.pinned(4096));
         let (good, stream) = (device_side(device), test.stream());
-        let staging = Side::Staging as u32;
+        let staging = CopySide::Staging as u32;
         for side in [
             other_side(3, device),
             other_side(u32::MAX, device),
@@ -673,7 +832,7 @@ mod tests {
                 assert!(test.is_violation(Op::CopyBox, &body, &[]), "{}", side.side);
             }
         }
-        let on_host = other_side(Side::Host as u32, host);
+        let on_host = other_side(CopySide::Host as u32, host);
         let needless = copy(on_host, on_host, stream);
         assert!(test.is_violation(Op::CopyBox, &needless, &[]));
         assert_eq!(test.calls(), 0);

@@ -125,6 +125,7 @@ pub fn bind(session: &mut Session, handle: u64) -> Result<CUarray, CUresult> {
     let array = session.objects.arrays.get_mut(handle)?;
     array.bound = true;
     let (raw, parent) = (array.raw, array.parent);
+    session.objects.graphs.refer_to(handle);
     if let Ok(parent) = session.objects.mipmaps.get_mut(parent) {
         parent.bound = true;
     } else if let Ok(parent) = session.objects.arrays.get_mut(parent) {

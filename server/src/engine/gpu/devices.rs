@@ -925,6 +925,19 @@ impl Device {
         Ok(handle)
     }
 
+    /// New physical memory as a descriptor, which holds it while it is open in any process.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_OUT_OF_MEMORY` or driver errors.
+    pub fn physical(&self, driver: &Driver, len: u64) -> Result<OwnedFd, CUresult> {
+        self.make_current(driver)?;
+        let mut handle = CUmemGenericAllocationHandle::NULL;
+        driver.mem_create(&mut handle, len as usize, &self.properties(), 0)?;
+        let exported = export(driver, handle);
+        driver.mem_release(handle)?;
+        exported
+    }
+
     /// Notes that the driver ran out of memory for an allocation.
     pub fn note_short(&self) {
         self.short.store(true, Ordering::Relaxed);

@@ -1,5 +1,6 @@
 //! The devices with their contexts, and everything of the server that belongs to them rather than to a client.
 
+pub mod array_memory;
 pub mod client_segment;
 pub mod context_limits;
 pub mod copy_kernel;
@@ -20,6 +21,7 @@ pub mod pool_memory;
 pub mod reserve;
 pub mod spare;
 pub mod system_scope;
+pub mod textures;
 pub mod virtual_arena;
 
 use crate::engine::base::account::{Account, Memory};
@@ -33,6 +35,7 @@ use crate::engine::base::pinned::{Pin, Pinned};
 use crate::engine::base::printing::Printing;
 use crate::engine::base::rations::{Holder, Part, Ration, Rations};
 use crate::engine::base::side::{self, SIDES, Side};
+use crate::engine::gpu::array_memory::ArraySizes;
 use crate::engine::gpu::devices::{Device, Devices, Grant};
 use crate::engine::gpu::green::GreenRef;
 use crate::engine::gpu::hold::Hold;
@@ -40,6 +43,7 @@ use crate::engine::gpu::host::{BegunBlock, HostArena, HostBlock, Paid, ServerFla
 use crate::engine::gpu::moved::MovePool;
 use crate::engine::gpu::partition::{Ground, Place};
 use crate::engine::gpu::spare::Spare;
+use crate::engine::gpu::textures::Numbers;
 use crate::engine::gpu::virtual_arena::VirtualArena;
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::*;
@@ -125,6 +129,10 @@ pub struct Gpu {
     pub tracing: AtomicBool,
     /// Number of the next stream.
     pub streams: AtomicU32,
+    /// Bytes that arrays need, by shape.
+    pub array_sizes: ArraySizes,
+    /// Texture and surface objects that keep numbers occupied.
+    pub texture_numbers: Numbers,
 }
 
 impl Gpu {
@@ -162,6 +170,8 @@ impl Gpu {
             synchronizing: AtomicUsize::new(0),
             tracing: AtomicBool::new(false),
             streams: AtomicU32::new(0),
+            array_sizes: ArraySizes::default(),
+            texture_numbers: Numbers::default(),
         })
     }
 

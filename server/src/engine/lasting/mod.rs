@@ -4,6 +4,7 @@
 //! Each kind of record ([`crate::engine::base::kinds`]) has a type that implements [`Lasting`], next to the objects
 //! that it describes.
 
+pub mod arrays;
 pub mod files;
 pub mod memory;
 pub mod messages;

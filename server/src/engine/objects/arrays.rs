@@ -6,7 +6,10 @@
 use crate::engine::base::account::Charge;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::Gpu;
+use crate::engine::gpu::array_memory::Place;
+use crate::engine::gpu::textures::Object;
 use mpsshim_api::cuda::*;
+use mpsshim_proto::message::array::ArrayCreate;
 use std::collections::HashMap;
 
 /// An array of a session, or a level or plane of one.
@@ -18,8 +21,10 @@ pub struct Array {
     pub device: Ordinal,
     /// Handle of the array that it is a part of and is destroyed with; 0 if it is a whole array.
     pub parent: u64,
-    /// Charge for its memory until the driver has freed it; `None` for a part.
+    /// Charge for its memory until the driver has freed it; `None` for a part, and in memory that the next server maps.
     pub charge: Option<Charge>,
+    /// Its memory, if the next server maps it again.
+    pub kept: Option<Box<Kept>>,
     /// Whether a texture or surface reference has ever been bound to it: it then lives until the session's end.
     pub bound: bool,
 }
@@ -68,43 +73,52 @@ pub enum RawArray {
     Mipmapped(CUmipmappedArray),
 }
 
-/// A texture or surface object, by its value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Object {
-    /// `cuTexObjectCreate`.
-    Texture(u64),
-    /// `cuSurfObjectCreate`.
-    Surface(u64),
-}
-
 /// Texture and surface objects of a session and the devices they are on.
 pub type TextureObjects = HashMap<Object, Ordinal>;
 
+/// An array in memory that the next server maps again ([`Place`]).
+#[derive(Debug)]
+pub struct Kept {
+    /// The message that made it.
+    pub create: ArrayCreate,
+    /// Its memory.
+    pub place: Place,
+    /// The driver's array to destroy: the one of which a plain array is the only level.
+    pub whole: CUmipmappedArray,
+    /// Index and handle of each level or plane that the client has.
+    pub parts: Vec<(u32, u64)>,
+}
+
 impl Array {
+    /// Notes that the client has destroyed it.
+    pub fn leave(&mut self) {
+        if let Some(charge) = &mut self.charge {
+            charge.leave();
+        }
+        if let Some(kept) = &mut self.kept {
+            kept.place.leave();
+        }
+    }
+
     /// Destroys the driver's array. A part is destroyed with the whole.
     pub fn end(self, gpu: &Gpu) {
         if self.parent != 0 {
             return;
         }
         let _ = gpu.devices[self.device].make_current(&gpu.driver);
-        let ended = match self.raw {
+        let raw = match &self.kept {
+            Some(kept) => RawArray::Mipmapped(kept.whole),
+            None => self.raw,
+        };
+        let ended = match raw {
             RawArray::Plain(array) => gpu.driver.array.array_destroy(array),
             RawArray::Mipmapped(array) => gpu.driver.array.mipmapped_array_destroy(array),
         };
         if let Err(status) = ended {
             gpu.note_status(status);
         }
-    }
-}
-
-impl Object {
-    /// Destroys the driver's object.
-    pub fn end(self, device: Ordinal, gpu: &Gpu) -> Result<(), CUresult> {
-        gpu.devices[device].make_current(&gpu.driver)?;
-        let driver = &gpu.driver.array;
-        match self {
-            Object::Texture(object) => driver.tex_object_destroy(CUtexObject(object)),
-            Object::Surface(object) => driver.surf_object_destroy(CUsurfObject(object)),
+        if let Some(kept) = self.kept {
+            kept.place.end(gpu);
         }
     }
 }

@@ -1108,7 +1108,14 @@ impl Graphs {
         Err(event)
     }
 
-    /// Records that a graph references this image or event.
+    /// Records that the client has destroyed an array, which a graph may reference.
+    pub fn note_array_gone(&mut self, handle: u64) {
+        if self.referred.remove(&handle) && self.any() {
+            self.read_again();
+        }
+    }
+
+    /// Records that a graph references this image, event or array.
     pub fn refer_to(&mut self, handle: u64) {
         self.has_events |= Handle(handle).kind() == Some(Kind::Event);
         self.referred.insert(handle);

@@ -136,6 +136,7 @@ fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
     begun.sort_by_key(|one| std::cmp::Reverse(one.records.len()));
     // No session executes messages before all are restored: loads of images wait for kernels that run.
     let restored = finish_all(shared, begun, &mut spent);
+    shared.gpu.texture_numbers.clear(&shared.gpu);
     shared.images.end_unclaimed();
     // Frees descriptors that no session has claimed.
     drop(contents);
@@ -532,10 +533,12 @@ fn realise(
 
 /// The types of the kinds, by the names of their rows.
 mod kinds {
+    pub use crate::engine::calls::array::Texture;
     pub use crate::engine::calls::context::ClientLimit as Limit;
     pub use crate::engine::calls::graph::saved::{Graph, GraphExec};
     pub use crate::engine::calls::module::Variable;
     pub use crate::engine::calls::{Makes, Sets};
+    pub use crate::engine::lasting::arrays::Array;
     pub use crate::engine::lasting::files::Registered;
     pub use crate::engine::lasting::memory::{Host, Memory};
     pub use crate::engine::lasting::messages::{Client, Leaves};

@@ -80,19 +80,16 @@ impl Objects {
             arrays,
             mipmaps,
             bound_arrays,
+            array_memory: _,
             textures,
             texture_references,
             surface_references,
             graphs,
             limits: _,
         } = self;
-        let arrays = arrays.len() + mipmaps.len() + bound_arrays.len() > 0;
-        let textures =
-            texture_references.len() + surface_references.len() > 0 || !textures.is_empty();
+        let references = texture_references.len() + surface_references.len() > 0;
         let parted = greens.len() > 0 || !places_of_contexts.is_empty();
-        let both = when(Bonds::ARRAYS, arrays)
-            .with(Bonds::TEXTURES, textures)
-            .with(Bonds::PARTITIONS, parted);
+        let both = when(Bonds::TEXTURES, references).with(Bonds::PARTITIONS, parted);
         match to {
             NextServer => both
                 .with(graphs.bonds(), true)
@@ -112,7 +109,10 @@ impl Objects {
                     .filter(|one| one.recorded && is_timed(one.flags));
                 let lost = timed.count() > 1
                     || events.iter().any(|event| event.time.is_of_another_server());
-                both.with(Bonds::IMAGES, loaded.any(|image| !image.may_move(store)))
+                let arrays = arrays.len() + mipmaps.len() + bound_arrays.len() > 0;
+                both.with(Bonds::ARRAYS, arrays)
+                    .with(Bonds::TEXTURES, !textures.is_empty())
+                    .with(Bonds::IMAGES, loaded.any(|image| !image.may_move(store)))
                     .with(Bonds::VARIABLES, !globals.is_empty())
                     .with(Bonds::GRAPHS, !graphs.is_untouched())
                     .with(Bonds::PARTITIONS, in_parts)
@@ -144,6 +144,8 @@ impl Lasting {
             .with(self.times.bonds(), true)
             .with(Bonds::IMAGES, self.binding_images)
             .with(Bonds::REGISTERED, !self.unkept_files.is_empty())
+            .with(Bonds::ARRAYS, !self.unkept_arrays.is_empty())
+            .with(Bonds::TEXTURES, !self.unkept_textures.is_empty())
             .with(Bonds::SHARED, self.shares)
             .with(Bonds::MANY, self.undescribed || self.far_streams)
     }

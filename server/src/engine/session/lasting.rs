@@ -1,5 +1,6 @@
 //! State of a session's description: how much of the session another server can restore.
 
+use crate::engine::gpu::textures::Object;
 use crate::engine::objects::snapshot::Saved;
 use crate::engine::objects::times::Times;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -13,6 +14,10 @@ pub struct Lasting {
     pub unkept_memory: bool,
     /// Addresses of registered memory that the next server cannot register again.
     pub unkept_files: HashSet<u64>,
+    /// Handles of arrays that the next server cannot make again.
+    pub unkept_arrays: HashSet<u64>,
+    /// Texture and surface objects that the next server cannot make again.
+    pub unkept_textures: HashSet<Object>,
     /// Images of the session whose content the keeper does not hold.
     pub unkept_images: HashSet<u64>,
     /// Some state did not fit into the description.
@@ -46,6 +51,8 @@ impl Lasting {
             kept: false,
             unkept_memory: false,
             unkept_files: HashSet::new(),
+            unkept_arrays: HashSet::new(),
+            unkept_textures: HashSet::new(),
             unkept_images: HashSet::new(),
             undescribed: false,
             binding_images: false,

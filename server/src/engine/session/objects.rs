@@ -5,6 +5,7 @@ use crate::engine::base::bounds;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::slots::Slots;
 use crate::engine::gpu::Gpu;
+use crate::engine::gpu::array_memory::Roomy;
 use crate::engine::gpu::context_limits::SetLimits;
 use crate::engine::gpu::devices::Grant;
 use crate::engine::gpu::green::{GreenRef, Resources};
@@ -89,6 +90,8 @@ pub struct Objects {
     pub mipmaps: Slots<Array>,
     /// Arrays that the client destroyed but that a reference or a graph may still name.
     pub bound_arrays: Vec<Array>,
+    /// Memory of its arrays that has room for others.
+    pub array_memory: Roomy,
     /// Texture and surface objects.
     pub textures: TextureObjects,
     /// Texture references by handle.
@@ -133,11 +136,34 @@ impl Objects {
             arrays: Slots::new(Kind::Array, bounds::ARRAYS),
             mipmaps: Slots::new(Kind::MipmappedArray, bounds::ARRAYS),
             bound_arrays: Vec::new(),
+            array_memory: Roomy::default(),
             textures: TextureObjects::new(),
             texture_references: Slots::new(Kind::TextureReference, bounds::IMAGES),
             surface_references: Slots::new(Kind::SurfaceReference, bounds::IMAGES),
             graphs: Graphs::default(),
             limits: SetLimits::default(),
+        }
+    }
+
+    /// The array or mipmapped array behind a handle.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`.
+    pub fn array(&self, handle: u64) -> Result<&Array, CUresult> {
+        match Handle(handle).kind() {
+            Some(Kind::MipmappedArray) => self.mipmaps.get(handle),
+            _ => self.arrays.get(handle),
+        }
+    }
+
+    /// The array or mipmapped array behind a handle, to be changed.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE`.
+    pub fn array_mut(&mut self, handle: u64) -> Result<&mut Array, CUresult> {
+        match Handle(handle).kind() {
+            Some(Kind::MipmappedArray) => self.mipmaps.get_mut(handle),
+            _ => self.arrays.get_mut(handle),
         }
     }
 

@@ -80,6 +80,8 @@ fn role(op: Op) -> Role {
         | Op::ImageLeave
         | Op::AddressFree
         | Op::PhysicalRelease
+        | Op::ArrayDestroy
+        | Op::TextureDestroy
         | Op::StreamAttribute => Role::Changes,
         // These tell of work that is complete, or end the use of memory.
         Op::EventElapsed | Op::UnmapMemory | Op::SetAccess | Op::SetLimit => Role::Changes,

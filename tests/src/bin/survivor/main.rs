@@ -23,6 +23,8 @@
 //!   `pooled N` with the number of times;
 //! - `register`: looks whether registered memory holds what it held at the addresses that it had, changes it, and registers
 //!   some of it anew; `registered N` with the number of times;
+//! - `texture`: looks, by copies and through textures and a surface, whether arrays and memory hold what they held, and changes
+//!   them; `textured N` with the number of times;
 //! - `count`: looks whether variables of an image hold what they held after the last time, then has kernels count in them and
 //!   copies to one; `counted N` with the number of kernels that have counted. `count 1`: by a graph from now on;
 //! - `constant`: looks whether variables of an image without code hold what they held after the last time, then has kernels of
@@ -54,6 +56,7 @@ mod registered;
 mod remains;
 mod sparse;
 mod steps;
+mod textures;
 
 use constants::Constants;
 use graphs::{Graphs, Unloaded};
@@ -72,6 +75,7 @@ use std::process::ExitCode;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 use steps::Steps;
+use textures::Textures;
 
 type Status<T = ()> = Result<T, CUresult>;
 
@@ -555,6 +559,7 @@ fn run() -> Status<bool> {
     let mut pools: Option<Pools> = None;
     let mut steps: Option<Steps> = None;
     let mut registered: Option<Registered> = None;
+    let mut textures: Option<Textures> = None;
     say("started");
     for line in io::stdin().lock().lines() {
         let line = line.unwrap_or_default();
@@ -685,6 +690,17 @@ fn run() -> Status<bool> {
                 };
                 registered = Some(own);
                 say(&format!("registered {round}"));
+            }
+            "texture" => {
+                let mut own = match textures.take() {
+                    Some(own) => own,
+                    None => Textures::new()?,
+                };
+                let Some(round) = own.round()? else {
+                    return Ok(false);
+                };
+                textures = Some(own);
+                say(&format!("textured {round}"));
             }
             "infer" | "infer-registered" => {
                 let registers = command == "infer-registered";

@@ -7,7 +7,7 @@
 //! - `walk N`: makes N steps, waits for everything and compares everything; `ok STEPS OBJECTS`, with the steps made so far;
 //! - `rest`: waits for everything; `rests`.
 //!
-//! `--bound` adds objects that bind a session to its server: managed memory, arrays, graphs with addresses of variables or host
+//! `--bound` adds objects that bind a session to its server: managed memory, graphs with addresses of variables or host
 //! functions in child graphs. `--trace` prints each step on standard error.
 //!
 //! A call that fails ends the program: the step, the call and the status are printed, and the exit status is 1. A difference

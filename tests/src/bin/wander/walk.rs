@@ -10,7 +10,7 @@ use crate::memory::{Ask, Buffer, Buffers, Origin, Pool, is_gone};
 use crate::random::Random;
 use crate::streams::{Hands, LEGACY, Span, Streams};
 use mpsshim_api::cuda::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes that a program has at most.
 const MOST: usize = 64 << 20;
@@ -70,7 +70,7 @@ const STEPS: [(usize, Step); 24] = [
     (2, Step::Pool),
     (3, Step::Span),
     (3, Step::Query),
-    (1, Step::Array),
+    (2, Step::Array),
 ];
 
 /// A copy to pageable memory that has not been waited for.
@@ -82,7 +82,7 @@ struct Pending {
 pub struct Walk {
     random: Random,
     context: CUcontext,
-    /// Whether it makes what binds a session to its server: managed memory, arrays, graphs that name variables.
+    /// Whether it makes what binds a session to its server: managed memory, graphs that name variables.
     binds: bool,
     /// Whether it allocates managed memory.
     has_managed: bool,
@@ -248,6 +248,7 @@ impl Walk {
         self.pools.iter().try_for_each(Pool::check)?;
         self.spans.iter_mut().try_for_each(Span::check)?;
         self.arrays.iter().try_for_each(Array::check)?;
+        self.check_textures()?;
         if let Some(expected) = self.stack {
             let mut found = 0usize;
             call!(cuCtxGetLimit, &mut found, CU_LIMIT_STACK_SIZE)?;
@@ -1071,12 +1072,18 @@ impl Walk {
         )
     }
 
+    /// No two textures have the same number.
+    fn check_textures(&self) -> Status {
+        let textures = self.arrays.iter().flat_map(|array| &array.textures);
+        let all: Vec<u64> = textures.map(|texture| texture.0).collect();
+        let different: BTreeSet<u64> = all.iter().copied().collect();
+        let what = || "textures with numbers of their own".into();
+        same(what, different.len(), all.len())
+    }
+
     fn array(&mut self) -> Status {
         let at = self.random.below(3);
-        let destroys = self.random.once_in(2);
-        if !self.binds {
-            return Ok(());
-        }
+        let destroys = self.random.once_in(3);
         self.note(|| format!("array {at}, destroys {destroys}"));
         match (self.arrays.len() > at, destroys) {
             (false, _) => {

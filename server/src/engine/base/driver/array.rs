@@ -20,6 +20,9 @@ functions! {
     mipmapped_array_get_level = "cuMipmappedArrayGetLevel" (level: &mut CUarray, array: CUmipmappedArray, index: u32);
     mipmapped_array_get_memory_requirements = "cuMipmappedArrayGetMemoryRequirements" (requirements: &mut CUDA_ARRAY_MEMORY_REQUIREMENTS, array: CUmipmappedArray, device: CUdevice);
     mipmapped_array_get_sparse_properties = "cuMipmappedArrayGetSparseProperties" (properties: &mut CUDA_ARRAY_SPARSE_PROPERTIES, array: CUmipmappedArray);
+    import_external_memory = "cuImportExternalMemory" (memory: &mut CUexternalMemory, descriptor: &CUDA_EXTERNAL_MEMORY_HANDLE_DESC);
+    destroy_external_memory = "cuDestroyExternalMemory" (memory: CUexternalMemory);
+    external_mipmapped_array = "cuExternalMemoryGetMappedMipmappedArray" (array: &mut CUmipmappedArray, memory: CUexternalMemory, descriptor: &CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC);
     tex_object_create = "cuTexObjectCreate" (object: &mut CUtexObject, resource: &CUDA_RESOURCE_DESC, texture: &CUDA_TEXTURE_DESC, view: *const CUDA_RESOURCE_VIEW_DESC);
     tex_object_destroy = "cuTexObjectDestroy" (object: CUtexObject);
     tex_object_get_resource_desc = "cuTexObjectGetResourceDesc" (resource: &mut CUDA_RESOURCE_DESC, object: CUtexObject);

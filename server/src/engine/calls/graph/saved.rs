@@ -389,7 +389,16 @@ fn device_of(session: &Session, shared: &Shared, kind: u32, does: &[u8]) -> Opti
         }
         CU_GRAPH_NODE_TYPE_MEMCPY => {
             let (copy, _) = CUDA_MEMCPY3D::read_from_prefix(does).ok()?;
-            at(copy.dst_device).or_else(|| at(copy.src_device))
+            let of_array = |kind, array| {
+                let array = session.objects.arrays.get(array).ok();
+                array
+                    .filter(|_| kind == CU_MEMORYTYPE_ARRAY)
+                    .map(|array| array.device)
+            };
+            at(copy.dst_device)
+                .or_else(|| at(copy.src_device))
+                .or_else(|| of_array(copy.dst_type, copy.dst_array))
+                .or_else(|| of_array(copy.src_type, copy.src_array))
         }
         CU_GRAPH_NODE_TYPE_MEMSET => {
             let (set, _) = CUDA_MEMSET_NODE_PARAMS::read_from_prefix(does).ok()?;
@@ -408,8 +417,19 @@ fn can_be_made_again(session: &mut Session, shared: &Shared, node: &Node) -> Res
             return Err("it has a kernel that the client knows no more");
         }
     }
+    const GONE: Unsaved = "it refers to what is gone";
+    if node.kind == CU_GRAPH_NODE_TYPE_MEMCPY {
+        let (copy, _) = CUDA_MEMCPY3D::read_from_prefix(&node.does).map_err(|_| GONE)?;
+        let sides = [
+            (copy.src_type, copy.src_array),
+            (copy.dst_type, copy.dst_array),
+        ];
+        if sides.contains(&(CU_MEMORYTYPE_ARRAY, 0)) {
+            return Err(GONE);
+        }
+    }
     let described = describe_template_node(session, shared, node);
-    let described = described.map_err(|_| "it refers to what is gone")?;
+    let described = described.map_err(|_| GONE)?;
     // An image with the same content may have taken the place of the one with which the node was added.
     if let Some(handle) = described.refers {
         session.objects.graphs.refer_to(handle);
