@@ -1,11 +1,13 @@
 //! Arrays as plain memory, copies of two and three dimensions, texture and surface objects as opaque values.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mpsshim_api::cuda::*;
+use parking_lot::RwLock;
 
 use crate::api::{In, Out, R, api, api_streams};
-use crate::context::{self, live};
+use crate::context::{self, current, live};
 use crate::driver::{driver, new_handle};
 use crate::driver_locks::Wait;
 use crate::graph::{self, Does};
@@ -439,17 +441,38 @@ api_streams! { TABLE_STREAMS;
     }
 }
 
-fn object(is_surface: bool, object: u64) -> R<Arc<Object>> {
-    let found = driver()?.objects.get(object).ok();
+/// Texture and surface objects of a context, by number.
+#[derive(Default)]
+pub struct Objects(RwLock<BTreeMap<u64, Arc<Object>>>);
+
+impl Objects {
+    /// The new object gets the smallest number that is free.
+    fn add(&self, object: Object) -> u64 {
+        let mut objects = self.0.write();
+        let taken = (1..).zip(objects.keys());
+        let number = 1 + taken.take_while(|(n, taken)| n == *taken).count() as u64;
+        objects.insert(number, Arc::new(object));
+        number
+    }
+    pub fn get(&self, number: u64) -> Option<Arc<Object>> {
+        self.0.read().get(&number).cloned()
+    }
+    pub fn len(&self) -> usize {
+        self.0.read().len()
+    }
+}
+
+fn object(is_surface: bool, number: u64) -> R<Arc<Object>> {
+    let found = current()?.objects.get(number);
     found
         .filter(|o| o.is_surface == is_surface)
         .ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
 /// What is no object is gone already, as on a GPU.
-fn forget(is_surface: bool, handle: u64) -> R<()> {
-    if object(is_surface, handle).is_ok() {
-        driver()?.objects.remove(handle)?;
+fn forget(is_surface: bool, number: u64) -> R<()> {
+    if object(is_surface, number).is_ok() {
+        current()?.objects.0.write().remove(&number);
     }
     Ok(())
 }
@@ -506,11 +529,11 @@ fn check_texture(
 }
 
 fn new_object(out: Out<u64>, object: Object) -> R<()> {
-    live()?;
-    let handle = new_handle();
-    out.set(handle)?;
-    driver()?.objects.insert(handle, Arc::new(object));
-    Ok(())
+    let context = live()?;
+    if out.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    out.set(context.objects.add(object))
 }
 
 api! { TABLE;

@@ -8,7 +8,7 @@ use mpsshim_api::cuda::*;
 use parking_lot::RwLock;
 
 use crate::api::R;
-use crate::array::{Array, Mipmap, Object};
+use crate::array::{Array, Mipmap};
 use crate::context::Context;
 use crate::device::Device;
 use crate::event::Event;
@@ -85,7 +85,6 @@ pub struct Driver {
     pub pools: Table<Pool>,
     pub arrays: Table<Array>,
     pub mipmaps: Table<Mipmap>,
-    pub objects: Table<Object>,
     pub greens: Table<Green>,
     pub descriptions: Table<Description>,
     pub ranges: Ranges,
@@ -111,7 +110,6 @@ pub fn start() -> &'static Driver {
             pools: Table::default(),
             arrays: Table::default(),
             mipmaps: Table::default(),
-            objects: Table::default(),
             greens: Table::default(),
             descriptions: Table::default(),
             ranges: Ranges::default(),

@@ -1062,3 +1062,65 @@ fn event_nodes_of_a_graph_refer_to_the_time_of_its_launch() {
     ok("cuCtxSynchronize", &[]);
     ok("cuCtxDestroy_v2", &[context]);
 }
+
+fn plane(width: u64, height: u64, flags: u32) -> CUDA_ARRAY3D_DESCRIPTOR {
+    CUDA_ARRAY3D_DESCRIPTOR {
+        width,
+        height,
+        format: CU_AD_FORMAT_FLOAT,
+        channels: 1,
+        flags,
+        ..Default::default()
+    }
+}
+
+fn resource(kind: u32, words: &[u64]) -> CUDA_RESOURCE_DESC {
+    CUDA_RESOURCE_DESC {
+        kind,
+        words: std::array::from_fn(|n| words.get(n).copied().unwrap_or(0)),
+        ..Default::default()
+    }
+}
+
+fn texture_of(resource: CUDA_RESOURCE_DESC, flags: u32) -> u64 {
+    let texture = CUDA_TEXTURE_DESC {
+        flags,
+        ..Default::default()
+    };
+    get(
+        "cuTexObjectCreate",
+        &[&raw const resource as u64, &raw const texture as u64, 0],
+    )
+}
+
+fn surface_of(array: u64) -> u64 {
+    let resource = resource(CU_RESOURCE_TYPE_ARRAY, &[array]);
+    get("cuSurfObjectCreate", &[&raw const resource as u64])
+}
+
+/// Measured on an H200 with driver 580.
+#[test]
+fn texture_and_surface_objects_are_numbered_together() {
+    let (_turn, first) = context();
+    let texture_of = |array| texture_of(resource(CU_RESOURCE_TYPE_ARRAY, &[array]), 0);
+    let descriptor = plane(16, 16, CUDA_ARRAY3D_SURFACE_LDST);
+    let new = || get("cuArray3DCreate_v2", &[&raw const descriptor as u64]);
+    let array = new();
+    assert_eq!(texture_of(array), 1);
+    assert_eq!(surface_of(array), 2);
+    assert_eq!(texture_of(array), 3);
+    // Of the other kind it is no object.
+    ok("cuSurfObjectDestroy", &[1]);
+    ok("cuTexObjectDestroy", &[1]);
+    ok("cuSurfObjectDestroy", &[2]);
+    assert_eq!([surface_of(array), surface_of(array)], [1, 2]);
+    assert_eq!(texture_of(array), 4);
+    // Each context has its own.
+    let second = get("cuCtxCreate_v2", &[0, 0]);
+    assert_eq!(texture_of(new()), 1);
+    ok("cuCtxDestroy_v2", &[second]);
+    ok("cuCtxSetCurrent", &[first]);
+    ok("cuTexObjectDestroy", &[3]);
+    assert_eq!(texture_of(array), 3);
+    ok("cuCtxDestroy_v2", &[first]);
+}
