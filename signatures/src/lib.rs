@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 
 use mpsshim_api::cuda::{
-    CUarray, CUcontext, CUdevResourceDesc, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
-    CUgreenCtx, CUipcEventHandle, CUipcMemHandle, CUkernel, CUlibrary, CUlinkState,
-    CUmemGenericAllocationHandle, CUmemLocation, CUmemoryPool, CUmipmappedArray, CUmodule,
-    CUresult, CUstream, CUsurfObject, CUsurfref, CUtexObject, CUtexref,
+    CUarray, CUcontext, CUdevResourceDesc, CUevent, CUexternalMemory, CUfunction, CUgraph,
+    CUgraphExec, CUgraphNode, CUgreenCtx, CUipcEventHandle, CUipcMemHandle, CUkernel, CUlibrary,
+    CUlinkState, CUmemGenericAllocationHandle, CUmemLocation, CUmemoryPool, CUmipmappedArray,
+    CUmodule, CUresult, CUstream, CUsurfObject, CUsurfref, CUtexObject, CUtexref,
 };
 
 /// How C passes a value. Sizes are in bytes.
@@ -120,8 +120,8 @@ macro_rules! passed {
 }
 passed!(Integer: u8, u16, u32, u64, usize, i32, i64, CUresult);
 passed!(Integer:
-    CUarray, CUcontext, CUdevResourceDesc, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUgreenCtx, CUkernel,
-    CUlibrary, CUlinkState, CUmemGenericAllocationHandle, CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,
+    CUarray, CUcontext, CUdevResourceDesc, CUevent, CUexternalMemory, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
+    CUgreenCtx, CUkernel, CUlibrary, CUlinkState, CUmemGenericAllocationHandle, CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,
     CUsurfObject, CUsurfref, CUtexObject, CUtexref,
 );
 passed!(Float: f32, f64);

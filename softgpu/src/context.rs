@@ -181,6 +181,9 @@ impl Context {
         driver.kernels.retain(|k| k.module.context != self.id);
         driver.libraries.all().iter().for_each(|l| l.leave(self.id));
         driver.modules.retain(|m| m.context != self.id);
+        driver.mipmaps.retain(|m| m.context != self.id);
+        driver.arrays.retain(|a| a.context != self.id);
+        driver.imports.retain(|i| i.context != self.id);
         driver.ranges.drop_context(self.id);
         if let Ok(device) = device(self.device)
             && !ended_before

@@ -25,6 +25,7 @@ fn all() -> Vec<(String, u64)> {
     let contexts = driver.contexts.all();
     let objects = contexts.iter().map(|context| context.objects.len());
     count("texture-objects", objects.sum());
+    count("external-memory", driver.imports.len());
     count("green-contexts", driver.greens.len());
     count("resource-descriptions", driver.descriptions.len());
     for (name, number) in driver.ranges.counts() {

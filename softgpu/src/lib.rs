@@ -25,6 +25,7 @@ mod device;
 mod driver;
 mod driver_locks;
 mod event;
+mod external;
 mod graph;
 mod graph_attribute;
 mod green;

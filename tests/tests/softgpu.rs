@@ -1124,3 +1124,227 @@ fn texture_and_surface_objects_are_numbered_together() {
     assert_eq!(texture_of(array), 3);
     ok("cuCtxDestroy_v2", &[first]);
 }
+
+/// Copies words into the first row of an array, or out of it.
+fn row(array: u64, host: u64, words: u64, to_array: bool) -> CUresult {
+    match to_array {
+        true => call("cuMemcpyHtoA_v2", &[array, 0, host, 4 * words]),
+        false => call("cuMemcpyAtoH_v2", &[host, array, 0, 4 * words]),
+    }
+}
+
+#[track_caller]
+fn fill(array: u64, words: &[u32]) {
+    let status = row(array, words.as_ptr() as u64, words.len() as u64, true);
+    assert!(status.is_ok(), "{status}");
+}
+
+#[track_caller]
+fn content(array: u64, count: usize) -> Vec<u32> {
+    let mut words = vec![0u32; count];
+    let status = row(array, words.as_mut_ptr() as u64, count as u64, false);
+    assert!(status.is_ok(), "{status}");
+    words
+}
+
+fn free_memory() -> u64 {
+    let (mut free, mut total) = (0u64, 0u64);
+    ok(
+        "cuMemGetInfo_v2",
+        &[&raw mut free as u64, &raw mut total as u64],
+    );
+    free
+}
+
+fn level(mipmap: u64, level: u64) -> u64 {
+    get("cuMipmappedArrayGetLevel", &[mipmap, level])
+}
+
+/// Measured on an H200 with driver 580.
+#[test]
+fn arrays_that_are_mapped_later_take_no_memory_and_say_what_they_need() {
+    let (_turn, context) = context();
+    let attribute = u64::from(CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED);
+    assert_eq!(get("cuDeviceGetAttribute", &[attribute, 0]), 1);
+    let before = free_memory();
+    let needs = |call_name: &str, array: u64, device: u64| {
+        let mut needs = CUDA_ARRAY_MEMORY_REQUIREMENTS::default();
+        let status = call(call_name, &[&raw mut needs as u64, array, device]);
+        assert_eq!(needs.alignment, if status.is_ok() { 65536 } else { 0 });
+        (status, needs.size)
+    };
+    let (of_array, of_levels) = (
+        "cuArrayGetMemoryRequirements",
+        "cuMipmappedArrayGetMemoryRequirements",
+    );
+    let descriptor = plane(1000, 300, CUDA_ARRAY3D_DEFERRED_MAPPING);
+    let array = get("cuArray3DCreate_v2", &[&raw const descriptor as u64]);
+    assert_eq!(needs(of_array, array, 0), (CUDA_SUCCESS, 19 * 65536));
+    assert_eq!(needs(of_array, array, 9).0, CUDA_ERROR_INVALID_DEVICE);
+    for to_array in [true, false] {
+        let status = row(array, [0u32; 4].as_mut_ptr() as u64, 4, to_array);
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut back = CUDA_ARRAY3D_DESCRIPTOR::default();
+    ok("cuArray3DGetDescriptor_v2", &[&raw mut back as u64, array]);
+    assert_eq!(back, descriptor);
+    let mipmap = get("cuMipmappedArrayCreate", &[&raw const descriptor as u64, 3]);
+    let (status, size) = needs(of_levels, mipmap, 0);
+    assert_eq!((status, size), (CUDA_SUCCESS, 25 * 65536));
+    let status = row(level(mipmap, 1), [0u32; 4].as_mut_ptr() as u64, 4, true);
+    assert_eq!(status, CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(free_memory(), before);
+    ok("cuArrayDestroy", &[array]);
+    ok("cuMipmappedArrayDestroy", &[mipmap]);
+    // Others have their memory.
+    let descriptor = plane(1000, 300, 0);
+    let array = get("cuArray3DCreate_v2", &[&raw const descriptor as u64]);
+    assert_eq!(needs(of_array, array, 0).0, CUDA_ERROR_INVALID_VALUE);
+    let mipmap = get("cuMipmappedArrayCreate", &[&raw const descriptor as u64, 3]);
+    assert_eq!(needs(of_levels, mipmap, 0).0, CUDA_ERROR_INVALID_VALUE);
+    assert!(free_memory() < before);
+    ok("cuArrayDestroy", &[array]);
+    ok("cuMipmappedArrayDestroy", &[mipmap]);
+    assert_eq!(free_memory(), before);
+    // A context takes its arrays along.
+    let array = get("cuArray3DCreate_v2", &[&raw const descriptor as u64]);
+    ok("cuCtxDestroy_v2", &[context]);
+    assert_eq!(call("cuArrayDestroy", &[array]), CUDA_ERROR_INVALID_HANDLE);
+}
+
+/// Measured on an H200 with driver 580.
+#[test]
+fn arrays_in_imported_memory_show_its_content() {
+    const BYTES: u64 = 2 << 20;
+    let (_turn, context) = context();
+    let location = CUmemLocation {
+        kind: CU_MEM_LOCATION_TYPE_DEVICE,
+        id: 0,
+    };
+    let prop = CUmemAllocationProp {
+        kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+        requested_handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        location,
+        ..Default::default()
+    };
+    let memory = get("cuMemCreate", &[BYTES, &raw const prop as u64, 0]);
+    let export = || {
+        let kind = u64::from(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+        get("cuMemExportToShareableHandle", &[memory, kind, 0])
+    };
+    // SAFETY: a descriptor is only asked about.
+    let is_open = |fd: u64| unsafe { libc::fcntl(fd as i32, libc::F_GETFD) } >= 0;
+    let import = |kind: u32, fd: u64, size: u64| {
+        let (mut out, d) = (
+            0u64,
+            CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
+                kind,
+                handle: [fd, 0],
+                size,
+                ..Default::default()
+            },
+        );
+        let status = call(
+            "cuImportExternalMemory",
+            &[&raw mut out as u64, &raw const d as u64],
+        );
+        (status, out)
+    };
+    let array_in = |memory: u64, offset: u64, array: CUDA_ARRAY3D_DESCRIPTOR, levels: u32| {
+        let (mut out, d) = (
+            0u64,
+            CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC {
+                offset,
+                array,
+                levels,
+                ..Default::default()
+            },
+        );
+        let status = call(
+            "cuExternalMemoryGetMappedMipmappedArray",
+            &[&raw mut out as u64, memory, &raw const d as u64],
+        );
+        (status, out)
+    };
+    let fd = export();
+    let (opaque, invalid) = (
+        CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
+        CUDA_ERROR_INVALID_VALUE,
+    );
+    for (kind, fd, size) in [
+        (opaque + 1, fd, BYTES),
+        (opaque, fd, BYTES + 1),
+        (opaque, fd, 0),
+        (opaque, 0xFFFF, BYTES),
+    ] {
+        assert_eq!(import(kind, fd, size).0, invalid);
+    }
+    assert!(is_open(fd), "it stays the caller's");
+    let (status, first) = import(opaque, fd, BYTES);
+    assert!(status.is_ok(), "{status}");
+    let other = export();
+    let (status, second) = import(opaque, other, BYTES);
+    assert!(status.is_ok(), "{status}");
+
+    let descriptor = plane(64, 32, CUDA_ARRAY3D_SURFACE_LDST);
+    for (offset, descriptor, levels) in [
+        (256, descriptor, 1),
+        (0, descriptor, 0),
+        (0, plane(0, 32, 0), 1),
+        (0, plane(64, 32, 0x8000), 1),
+        (0, plane(1024, 1024, 0), 1),
+        (BYTES - 512 * 16 + 512, descriptor, 1),
+        (BYTES - 512 * 16, descriptor, 2),
+        (u64::MAX - 511, descriptor, 1),
+    ] {
+        let (status, _) = array_in(first, offset, descriptor, levels);
+        assert_eq!(status, invalid, "{offset} {descriptor:?} {levels}");
+    }
+    assert!(array_in(0, 0, descriptor, 1).0 == CUDA_ERROR_INVALID_HANDLE);
+
+    // Each array sees what is written through the other one, on all levels.
+    let [(_, one), (_, same)] = [first, second].map(|memory| array_in(memory, 1024, descriptor, 4));
+    let mut back = CUDA_ARRAY3D_DESCRIPTOR::default();
+    ok(
+        "cuArray3DGetDescriptor_v2",
+        &[&raw mut back as u64, level(one, 0)],
+    );
+    assert_eq!(back, descriptor);
+    for n in 0..4 {
+        fill(level(one, n), &[n as u32 + 1; 8]);
+    }
+    for n in 0..4 {
+        assert_eq!(content(level(same, n), 8), [n as u32 + 1; 8]);
+    }
+    // So does a mapping of the memory.
+    let at = get("cuMemAddressReserve", &[BYTES, 0, 0, 0]);
+    ok("cuMemMap", &[at, BYTES, 0, memory, 0]);
+    let access = CUmemAccessDesc { location, flags: 3 };
+    ok("cuMemSetAccess", &[at, BYTES, &raw const access as u64, 1]);
+    assert_eq!(download::<u32>(at + 1024, 8), [1; 8]);
+    ok("cuMemsetD32_v2", &[at + 1024, 9, 8]);
+    assert_eq!(content(level(same, 0), 8), [9; 8]);
+
+    // The last bytes hold an array, too. Imported memory goes, its arrays stay.
+    let (status, last) = array_in(first, BYTES - 512 * 16, descriptor, 1);
+    assert!(status.is_ok(), "{status}");
+    ok("cuDestroyExternalMemory", &[first]);
+    ok("cuDestroyExternalMemory", &[second]);
+    assert!(!is_open(fd) && !is_open(other), "they were the driver's");
+    assert_eq!(
+        call("cuDestroyExternalMemory", &[first]),
+        CUDA_ERROR_INVALID_HANDLE
+    );
+    fill(level(last, 0), &[5; 64]);
+    assert_eq!(content(level(last, 0), 64), [5; 64]);
+    for array in [one, same, last] {
+        let level = level(array, 0);
+        ok("cuMipmappedArrayDestroy", &[array]);
+        assert_eq!(call("cuArrayDestroy", &[level]), CUDA_ERROR_INVALID_HANDLE);
+    }
+    assert_eq!(download::<u32>(at + BYTES - 512 * 16, 8), [5; 8]);
+    ok("cuMemUnmap", &[at, BYTES]);
+    ok("cuMemAddressFree", &[at, BYTES]);
+    ok("cuMemRelease", &[memory]);
+    ok("cuCtxDestroy_v2", &[context]);
+}

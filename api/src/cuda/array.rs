@@ -5,7 +5,7 @@
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 handles! {
-    CUmipmappedArray; CUtexObject; CUsurfObject; CUtexref; CUsurfref;
+    CUmipmappedArray; CUtexObject; CUsurfObject; CUtexref; CUsurfref; CUexternalMemory;
 }
 
 plain_structs! {
@@ -136,6 +136,30 @@ plain_structs! {
     }
 }
 
+/// No message carries it. Of a descriptor the low half of the first word of `handle` is the number.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
+    pub kind: u32,
+    pub pad0: u32,
+    pub handle: [u64; 2],
+    pub size: u64,
+    pub flags: u32,
+    pub reserved: [u32; 16],
+    pub pad1: u32,
+}
+
+/// No message carries it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC {
+    pub offset: u64,
+    pub array: CUDA_ARRAY3D_DESCRIPTOR,
+    pub levels: u32,
+    pub reserved: [u32; 16],
+    pub pad: u32,
+}
+
 const _: () = {
     assert!(size_of::<CUDA_MEMCPY2D>() == 128);
     assert!(size_of::<CUDA_MEMCPY3D>() == 200);
@@ -144,6 +168,8 @@ const _: () = {
     assert!(size_of::<CUDA_TEXTURE_DESC>() == 104);
     assert!(size_of::<CUDA_RESOURCE_VIEW_DESC>() == 112);
     assert!(size_of::<CUDA_MEMCPY3D_BATCH_OP>() == 112);
+    assert!(size_of::<CUDA_EXTERNAL_MEMORY_HANDLE_DESC>() == 104);
+    assert!(size_of::<CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC>() == 120);
 };
 
 impl From<CUDA_MEMCPY2D> for CUDA_MEMCPY3D {
@@ -278,6 +304,11 @@ pub const CU_TR_FILTER_MODE_LINEAR: u32 = 1;
 pub const CU_TRSA_OVERRIDE_FORMAT: u32 = 0x01;
 pub const CU_TRSF_READ_AS_INTEGER: u32 = 0x01;
 pub const CU_TRSF_NORMALIZED_COORDINATES: u32 = 0x02;
+
+// CUexternalMemoryHandleType
+pub const CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD: u32 = 1;
+// Flags of external memory
+pub const CUDA_EXTERNAL_MEMORY_DEDICATED: u32 = 0x1;
 
 // CUmemcpy3DOperandType
 pub const CU_MEMCPY_OPERAND_TYPE_POINTER: u32 = 1;
