@@ -1,4 +1,4 @@
-//! Arrays as plain memory, copies of two and three dimensions, texture and surface objects as opaque values.
+//! Arrays as plain memory, copies of two and three dimensions, texture and surface objects.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,12 +22,12 @@ const MAX_2D: (u64, u64) = (131_072, 65_536);
 const MAX_3D: u64 = 16_384;
 const MAX_LAYERS: u64 = 2048;
 
-/// Where a level begins in the memory of all levels, and what the bytes of an array that is mapped later are a multiple of.
+/// A level begins at a multiple of this in the memory of all levels; an array that is mapped later needs a multiple of that.
 const LEVEL_ALIGNMENT: u64 = 512;
 const DEFERRED_ALIGNMENT: u64 = 65536;
 
 pub struct Array {
-    descriptor: CUDA_ARRAY3D_DESCRIPTOR,
+    pub descriptor: CUDA_ARRAY3D_DESCRIPTOR,
     /// The id of its context.
     pub context: u64,
     content: Content,
@@ -41,7 +41,7 @@ pub struct Mipmap {
     /// The id of its context.
     pub context: u64,
     /// Handles of the levels.
-    levels: Vec<u64>,
+    pub levels: Vec<u64>,
 }
 
 /// Where the elements of an array are.
@@ -59,10 +59,10 @@ enum Content {
 
 /// A texture or surface object.
 pub struct Object {
-    is_surface: bool,
-    resource: CUDA_RESOURCE_DESC,
-    texture: CUDA_TEXTURE_DESC,
-    view: CUDA_RESOURCE_VIEW_DESC,
+    pub is_surface: bool,
+    pub resource: CUDA_RESOURCE_DESC,
+    pub texture: CUDA_TEXTURE_DESC,
+    pub view: CUDA_RESOURCE_VIEW_DESC,
 }
 
 impl Drop for Content {
@@ -91,17 +91,17 @@ impl Array {
     fn element(&self) -> u64 {
         element(self.descriptor.format, self.descriptor.channels).unwrap_or(1)
     }
-    fn pitch(&self) -> u64 {
+    pub fn pitch(&self) -> u64 {
         self.descriptor.width * self.element()
     }
-    fn rows(&self) -> u64 {
+    pub fn rows(&self) -> u64 {
         self.descriptor.height.max(1)
     }
     fn slices(&self) -> u64 {
         self.descriptor.depth.max(1)
     }
     /// The address of the first element.
-    fn start(&self) -> R<u64> {
+    pub fn start(&self) -> R<u64> {
         match self.content {
             Content::Own(start) | Content::Imported(start, _) => Ok(start),
             Content::Deferred => Err(CUDA_ERROR_INVALID_VALUE),
@@ -256,7 +256,7 @@ fn insert_levels(
     Ok(handle)
 }
 
-/// What an array with these levels needs, which has no memory yet.
+/// The memory that an array with these levels needs, which has none yet.
 fn requirements(levels: &[CUDA_ARRAY3D_DESCRIPTOR]) -> R<CUDA_ARRAY_MEMORY_REQUIREMENTS> {
     if !levels.iter().all(is_deferred) {
         return Err(CUDA_ERROR_INVALID_VALUE);

@@ -42,3 +42,4 @@ mod node_memory;
 mod pool;
 mod ptx;
 mod stream;
+mod texture;

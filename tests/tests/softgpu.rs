@@ -1302,7 +1302,7 @@ fn arrays_in_imported_memory_show_its_content() {
     }
     assert!(array_in(0, 0, descriptor, 1).0 == CUDA_ERROR_INVALID_HANDLE);
 
-    // Each array sees what is written through the other one, on all levels.
+    // Each array shows the words that were written through the other one, on all levels.
     let [(_, one), (_, same)] = [first, second].map(|memory| array_in(memory, 1024, descriptor, 4));
     let mut back = CUDA_ARRAY3D_DESCRIPTOR::default();
     ok(
@@ -1347,4 +1347,171 @@ fn arrays_in_imported_memory_show_its_content() {
     ok("cuMemAddressFree", &[at, BYTES]);
     ok("cuMemRelease", &[memory]);
     ok("cuCtxDestroy_v2", &[context]);
+}
+
+/// A kernel `k(to, object, x, y)` that does something with the registers %r1 to %r4, of which x and y are %r5 and %r6, and
+/// stores them. As floating-point numbers the coordinates are %f1 and %f2.
+fn image_kernel(instruction: &str) -> u64 {
+    let text = format!(
+        ".version 8.0\n.target sm_90\n.address_size 64\n\
+         .visible .entry k(.param .u64 to, .param .u64 object, .param .f32 x, .param .f32 y) {{\n\
+         .reg .b32 %r<9>; .reg .f32 %f<3>; .reg .b64 %rd<9>;\n\
+         ld.param.u64 %rd1, [to]; ld.param.u64 %rd2, [object]; ld.param.f32 %f1, [x]; ld.param.f32 %f2, [y];\n\
+         cvt.rzi.s32.f32 %r5, %f1; cvt.rzi.s32.f32 %r6, %f2;\n\
+         mov.u32 %r1, 11; mov.u32 %r2, 22; mov.u32 %r3, 33; mov.u32 %r4, 44;\n\
+         {instruction}\n\
+         st.global.v4.u32 [%rd1], {{%r1, %r2, %r3, %r4}}; ret; }}\n"
+    );
+    function(load(&text), c"k")
+}
+
+struct Images {
+    out: u64,
+}
+
+impl Images {
+    fn launch(&self, kernel: u64, object: u64, [x, y]: [f32; 2]) -> CUresult {
+        let params = [self.out, object, x.to_bits().into(), y.to_bits().into()];
+        let status = launch(kernel, 1, 1, 0, 0, &params);
+        assert!(status.is_ok(), "{status}");
+        call("cuCtxSynchronize", &[])
+    }
+
+    #[track_caller]
+    fn run(&self, kernel: u64, object: u64, at: [f32; 2]) -> Vec<u32> {
+        let status = self.launch(kernel, object, at);
+        assert!(status.is_ok(), "{status}");
+        download(self.out, 4)
+    }
+}
+
+#[test]
+fn kernels_read_textures_and_access_surfaces() {
+    let (_turn, context) = context();
+    let images = Images {
+        out: upload(&[0u32; 4]),
+    };
+    let fetch = |ty: &str| {
+        image_kernel(&format!(
+            "tex.1d.v4.{ty}.s32 {{%r1, %r2, %r3, %r4}}, [%rd2, {{%r5}}];"
+        ))
+    };
+    let sample = |ty: &str| {
+        image_kernel(&format!(
+            "tex.2d.v4.{ty}.f32 {{%r1, %r2, %r3, %r4}}, [%rd2, {{%f1, %f2}}];"
+        ))
+    };
+    let one = 1f32.to_bits();
+    // Linear memory: two textures of the same kind are told apart.
+    let format = |format: u32, channels: u64| u64::from(format) | channels << 32;
+    let linear = |words: &[u32]| {
+        let words = upload(words);
+        let kind = format(CU_AD_FORMAT_FLOAT, 1);
+        texture_of(resource(CU_RESOURCE_TYPE_LINEAR, &[words, kind, 16]), 0)
+    };
+    let (first, second) = (linear(&[1, 2, 3, 4]), linear(&[5, 6, 7, 8]));
+    let fetch_float = fetch("f32");
+    assert_eq!(images.run(fetch_float, first, [2.0, 0.0]), [3, 0, 0, one]);
+    assert_eq!(images.run(fetch_float, second, [2.0, 0.0]), [7, 0, 0, one]);
+    assert_eq!(images.run(fetch_float, second, [4.0, 0.0]), [0; 4]);
+    let bytes = upload(&[0x80FF_7F01u32, 0xFF00_0102]);
+    for (kind, ty, seen) in [
+        (CU_AD_FORMAT_UNSIGNED_INT8, "u32", [0xFF, 0x80, 0, 1]),
+        (CU_AD_FORMAT_SIGNED_INT8, "s32", [!0, !0x7F, 0, 1]),
+        (CU_AD_FORMAT_UNSIGNED_INT16, "u32", [0x102, 0xFF00, 0, 1]),
+        (CU_AD_FORMAT_SIGNED_INT16, "s32", [0x102, !0xFF, 0, 1]),
+    ] {
+        let resource = resource(CU_RESOURCE_TYPE_LINEAR, &[bytes, format(kind, 2), 8]);
+        let texture = texture_of(resource, CU_TRSF_READ_AS_INTEGER);
+        assert_eq!(images.run(fetch(ty), texture, [1.0, 0.0]), seen, "{ty}");
+    }
+    // Arrays: outside is the nearest element.
+    let line = CUDA_ARRAY3D_DESCRIPTOR {
+        format: CU_AD_FORMAT_UNSIGNED_INT32,
+        channels: 4,
+        ..plane(2, 0, 0)
+    };
+    let line = get("cuArray3DCreate_v2", &[&raw const line as u64]);
+    fill(line, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    let texture = texture_of(resource(CU_RESOURCE_TYPE_ARRAY, &[line]), 0);
+    assert_eq!(images.run(fetch("u32"), texture, [1.0, 0.0]), [5, 6, 7, 8]);
+    let flat = plane(4, 4, CUDA_ARRAY3D_SURFACE_LDST);
+    let flat = get("cuArray3DCreate_v2", &[&raw const flat as u64]);
+    let texture = texture_of(resource(CU_RESOURCE_TYPE_ARRAY, &[flat]), 0);
+    let surface = surface_of(flat);
+    let store = |outside: &str| {
+        image_kernel(&format!(
+            "sust.b.2d.b32.{outside} [%rd2, {{%r5, %r6}}], {{%r2}};"
+        ))
+    };
+    let read = |outside: &str| {
+        image_kernel(&format!(
+            "suld.b.2d.b32.{outside} {{%r1}}, [%rd2, {{%r5, %r6}}];"
+        ))
+    };
+    images.run(store("trap"), surface, [8.0, 3.0]);
+    images.run(store("zero"), surface, [16.0, 3.0]);
+    images.run(store("clamp"), surface, [-8.0, 9.0]);
+    let float = sample("f32");
+    for (at, seen) in [
+        ([2.75, 3.5], 22),
+        ([1.75, 3.5], 0),
+        ([0.5, 3.0], 22),
+        ([-7.5, 3e9], 22),
+        ([f32::NAN, 3.0], 22),
+        ([0.5, 2.0], 0),
+    ] {
+        let found = images.run(float, texture, at);
+        assert_eq!(found, [seen, 0, 0, one], "{at:?}");
+    }
+    let [clamp, zero] = ["clamp", "zero"].map(read);
+    assert_eq!(images.run(read("trap"), surface, [8.0, 3.0])[0], 22);
+    assert_eq!(images.run(clamp, surface, [-4.0, 3.0])[0], 22);
+    assert_eq!(images.run(zero, surface, [-4.0, 3.0])[0], 0);
+    // One dimension, and parts of a vector.
+    let line = CUDA_ARRAY3D_DESCRIPTOR {
+        channels: 2,
+        ..plane(4, 0, CUDA_ARRAY3D_SURFACE_LDST)
+    };
+    let line = get("cuArray3DCreate_v2", &[&raw const line as u64]);
+    let surface_of_line = surface_of(line);
+    let store = image_kernel("sust.b.1d.v2.b32.trap [%rd2, {%r5}], {%r3, %r4};");
+    images.run(store, surface_of_line, [16.0, 0.0]);
+    assert_eq!(content(line, 8), [0, 0, 0, 0, 33, 44, 0, 0]);
+    let read = image_kernel("suld.b.1d.b32.trap %r1, [%rd2, {%r5}];");
+    assert_eq!(images.run(read, surface_of_line, [20.0, 0.0])[0], 44);
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn kernels_fault_at_objects_that_do_not_exist() {
+    let fetch = "tex.1d.v4.f32.s32 {%r1, %r2, %r3, %r4}, [%rd2, {%r5}];";
+    let read = "suld.b.2d.b32.trap {%r1}, [%rd2, {%r5, %r6}];";
+    let words = "tex.1d.v4.u32.s32 {%r1, %r2, %r3, %r4}, [%rd2, {%r5}];";
+    // Number 1 is a surface, 2 a texture of it.
+    for (instruction, object, at, fault) in [
+        (fetch, 0, 0.0, CUDA_ERROR_ILLEGAL_ADDRESS),
+        (fetch, 1, 0.0, CUDA_ERROR_ILLEGAL_ADDRESS),
+        (fetch, 3, 0.0, CUDA_ERROR_ILLEGAL_ADDRESS),
+        (fetch, 2 | 1 << 32, 0.0, CUDA_ERROR_ILLEGAL_ADDRESS),
+        (words, 2, 0.0, CUDA_ERROR_NOT_SUPPORTED),
+        (read, 2, 0.0, CUDA_ERROR_ILLEGAL_ADDRESS),
+        (read, 1, 2.0, CUDA_ERROR_MISALIGNED_ADDRESS),
+        (read, 1, 16.0, CUDA_ERROR_LAUNCH_FAILED),
+        (read, 1, 12.0, CUDA_SUCCESS),
+        (fetch, 2, 0.0, CUDA_SUCCESS),
+    ] {
+        let (_turn, context) = context();
+        let images = Images {
+            out: upload(&[0u32; 4]),
+        };
+        let flat = plane(4, 4, CUDA_ARRAY3D_SURFACE_LDST);
+        let flat = get("cuArray3DCreate_v2", &[&raw const flat as u64]);
+        assert_eq!(surface_of(flat), 1);
+        assert_eq!(texture_of(resource(CU_RESOURCE_TYPE_ARRAY, &[flat]), 0), 2);
+        let kernel = image_kernel(instruction);
+        let status = images.launch(kernel, object, [at, 0.0]);
+        assert_eq!(status, fault, "{instruction} {object:#x} {at}");
+        let _ = call("cuCtxDestroy_v2", &[context]);
+    }
 }
