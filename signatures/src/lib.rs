@@ -120,8 +120,8 @@ macro_rules! passed {
 }
 passed!(Integer: u8, u16, u32, u64, usize, i32, i64, CUresult);
 passed!(Integer:
-    CUarray, CUcontext, CUdevResourceDesc, CUevent, CUfunction, CUgraph, CUgraphExec, CUgraphNode, CUgreenCtx, CUkernel,
-    CUexternalMemory, CUlibrary, CUlinkState, CUmemGenericAllocationHandle, CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,
+    CUarray, CUcontext, CUdevResourceDesc, CUevent, CUexternalMemory, CUfunction, CUgraph, CUgraphExec, CUgraphNode,
+    CUgreenCtx, CUkernel, CUlibrary, CUlinkState, CUmemGenericAllocationHandle, CUmemoryPool, CUmipmappedArray, CUmodule, CUstream,
     CUsurfObject, CUsurfref, CUtexObject, CUtexref,
 );
 passed!(Float: f32, f64);

@@ -1,13 +1,16 @@
-//! Arrays as plain memory, copies of two and three dimensions, texture and surface objects as opaque values.
+//! Arrays as plain memory, copies of two and three dimensions, texture and surface objects.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use mpsshim_api::cuda::*;
+use parking_lot::RwLock;
 
 use crate::api::{In, Out, R, api, api_streams};
-use crate::context::{self, live};
-use crate::driver::{driver, new_handle};
+use crate::context::{self, Context, current, live};
+use crate::driver::{device, driver, new_handle};
 use crate::driver_locks::Wait;
+use crate::external::Mapping;
 use crate::graph::{self, Does};
 use crate::memory::{Kind, allocate, free_module};
 use crate::stream::resolve;
@@ -19,31 +22,54 @@ const MAX_2D: (u64, u64) = (131_072, 65_536);
 const MAX_3D: u64 = 16_384;
 const MAX_LAYERS: u64 = 2048;
 
+/// A level begins at a multiple of this in the memory of all levels; an array that is mapped later needs a multiple of that.
+const LEVEL_ALIGNMENT: u64 = 512;
+const DEFERRED_ALIGNMENT: u64 = 65536;
+
 pub struct Array {
-    descriptor: CUDA_ARRAY3D_DESCRIPTOR,
+    pub descriptor: CUDA_ARRAY3D_DESCRIPTOR,
     /// The id of its context.
-    context: u64,
-    start: u64,
+    pub context: u64,
+    content: Content,
     /// A level of a mipmapped array.
     is_level: bool,
 }
 
 pub struct Mipmap {
+    /// Of level 0.
+    descriptor: CUDA_ARRAY3D_DESCRIPTOR,
+    /// The id of its context.
+    pub context: u64,
     /// Handles of the levels.
-    levels: Vec<u64>,
+    pub levels: Vec<u64>,
+}
+
+/// Where the elements of an array are.
+enum Content {
+    /// In memory of its own.
+    Own(u64),
+    /// In imported memory, which all levels share.
+    Imported(
+        u64,
+        #[expect(dead_code, reason = "keeps the memory mapped")] Arc<Mapping>,
+    ),
+    /// Nowhere: it is mapped later.
+    Deferred,
 }
 
 /// A texture or surface object.
 pub struct Object {
-    is_surface: bool,
-    resource: CUDA_RESOURCE_DESC,
-    texture: CUDA_TEXTURE_DESC,
-    view: CUDA_RESOURCE_VIEW_DESC,
+    pub is_surface: bool,
+    pub resource: CUDA_RESOURCE_DESC,
+    pub texture: CUDA_TEXTURE_DESC,
+    pub view: CUDA_RESOURCE_VIEW_DESC,
 }
 
-impl Drop for Array {
+impl Drop for Content {
     fn drop(&mut self) {
-        free_module(self.start);
+        if let Content::Own(start) = self {
+            free_module(*start);
+        }
     }
 }
 
@@ -65,27 +91,52 @@ impl Array {
     fn element(&self) -> u64 {
         element(self.descriptor.format, self.descriptor.channels).unwrap_or(1)
     }
-    fn pitch(&self) -> u64 {
+    pub fn pitch(&self) -> u64 {
         self.descriptor.width * self.element()
     }
-    fn rows(&self) -> u64 {
+    pub fn rows(&self) -> u64 {
         self.descriptor.height.max(1)
     }
     fn slices(&self) -> u64 {
         self.descriptor.depth.max(1)
     }
+    /// The address of the first element.
+    pub fn start(&self) -> R<u64> {
+        match self.content {
+            Content::Own(start) | Content::Imported(start, _) => Ok(start),
+            Content::Deferred => Err(CUDA_ERROR_INVALID_VALUE),
+        }
+    }
 }
 
-fn make(descriptor: CUDA_ARRAY3D_DESCRIPTOR, is_level: bool) -> R<u64> {
-    let context = live()?;
-    let d = descriptor;
-    let bytes = element(d.format, d.channels)?;
+/// Bytes of the elements of an array that [`check`] accepts.
+fn bytes(d: &CUDA_ARRAY3D_DESCRIPTOR) -> R<u64> {
+    Ok(d.width * element(d.format, d.channels)? * d.height.max(1) * d.depth.max(1))
+}
+
+/// Bytes of all levels, one behind the other.
+fn all_bytes(levels: &[CUDA_ARRAY3D_DESCRIPTOR]) -> R<u64> {
+    let level = |d| Ok(bytes(d)?.next_multiple_of(LEVEL_ALIGNMENT));
+    levels.iter().map(level).sum()
+}
+
+fn is_layered(d: &CUDA_ARRAY3D_DESCRIPTOR) -> bool {
+    d.flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP) != 0
+}
+
+fn is_deferred(d: &CUDA_ARRAY3D_DESCRIPTOR) -> bool {
+    d.flags & CUDA_ARRAY3D_DEFERRED_MAPPING != 0
+}
+
+/// Whether there are such arrays.
+fn check(d: &CUDA_ARRAY3D_DESCRIPTOR) -> R<()> {
+    element(d.format, d.channels)?;
     let known = CUDA_ARRAY3D_LAYERED
         | CUDA_ARRAY3D_SURFACE_LDST
         | CUDA_ARRAY3D_CUBEMAP
-        | CUDA_ARRAY3D_TEXTURE_GATHER;
-    let layered = d.flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP) != 0;
-    let fits = if layered {
+        | CUDA_ARRAY3D_TEXTURE_GATHER
+        | CUDA_ARRAY3D_DEFERRED_MAPPING;
+    let fits = if is_layered(d) {
         d.width <= MAX_1D && d.height <= MAX_2D.1 && (1..=MAX_LAYERS).contains(&d.depth)
     } else if d.depth != 0 {
         d.height != 0 && d.width.max(d.height).max(d.depth) <= MAX_3D
@@ -100,50 +151,128 @@ fn make(descriptor: CUDA_ARRAY3D_DESCRIPTOR, is_level: bool) -> R<u64> {
     if d.width == 0 || d.flags & !known != 0 || !fits || !cube || !gather {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }
-    let len = d.width * bytes * d.height.max(1) * d.depth.max(1);
+    Ok(())
+}
+
+impl Content {
+    /// Of a new array.
+    fn new(context: &Context, d: &CUDA_ARRAY3D_DESCRIPTOR) -> R<Content> {
+        if is_deferred(d) {
+            return Ok(Content::Deferred);
+        }
+        let start = allocate(context.id, context.device, bytes(d)?, Kind::Module)?;
+        Ok(Content::Own(start))
+    }
+}
+
+fn make(descriptor: CUDA_ARRAY3D_DESCRIPTOR) -> R<u64> {
+    let context = live()?;
+    check(&descriptor)?;
+    let content = Content::new(&context, &descriptor)?;
+    insert(&context, descriptor, content, false)
+}
+
+fn insert(
+    context: &Context,
+    descriptor: CUDA_ARRAY3D_DESCRIPTOR,
+    content: Content,
+    is_level: bool,
+) -> R<u64> {
+    let handle = new_handle();
     let array = Array {
         descriptor,
         context: context.id,
-        start: allocate(context.id, context.device, len, Kind::Module)?,
+        content,
         is_level,
     };
-    let handle = new_handle();
     driver()?.arrays.insert(handle, Arc::new(array));
     Ok(handle)
 }
 
-fn mipmap(d: CUDA_ARRAY3D_DESCRIPTOR, levels: u32) -> R<u64> {
-    let layered = d.flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP) != 0;
+/// The descriptors of the levels of a mipmapped array, of `count` or of as many as there can be.
+fn levels(d: &CUDA_ARRAY3D_DESCRIPTOR, count: u32) -> Vec<CUDA_ARRAY3D_DESCRIPTOR> {
+    let layered = is_layered(d);
     let depth = if layered { 1 } else { d.depth };
     let most = 64 - d.width.max(d.height).max(depth).max(1).leading_zeros();
     let half = |size: u64, level: u32| if size == 0 { 0 } else { (size >> level).max(1) };
-    let driver = driver()?;
-    let mut made = Vec::new();
-    for level in 0..levels.clamp(1, most) {
-        let size = CUDA_ARRAY3D_DESCRIPTOR {
-            width: half(d.width, level),
-            height: half(d.height, level),
-            depth: if layered {
-                d.depth
-            } else {
-                half(d.depth, level)
-            },
-            ..d
-        };
-        match make(size, true) {
-            Ok(array) => made.push(array),
-            Err(status) => {
-                for array in made {
-                    driver.arrays.remove(array)?;
-                }
-                return Err(status);
-            }
-        }
+    let level = |level| CUDA_ARRAY3D_DESCRIPTOR {
+        width: half(d.width, level),
+        height: half(d.height, level),
+        depth: if layered {
+            d.depth
+        } else {
+            half(d.depth, level)
+        },
+        ..*d
+    };
+    (0..count.clamp(1, most)).map(level).collect()
+}
+
+fn mipmap(descriptor: CUDA_ARRAY3D_DESCRIPTOR, count: u32) -> R<u64> {
+    let context = live()?;
+    check(&descriptor)?;
+    let levels = levels(&descriptor, count);
+    let contents = levels.iter().map(|level| Content::new(&context, level));
+    let contents = contents.collect::<R<Vec<_>>>()?;
+    insert_levels(&context, levels, contents)
+}
+
+/// A mipmapped array in memory that `map` maps so many bytes of.
+pub fn imported(
+    descriptor: CUDA_ARRAY3D_DESCRIPTOR,
+    count: u32,
+    map: impl FnOnce(&Context, u64) -> R<Mapping>,
+) -> R<u64> {
+    let context = live()?;
+    check(&descriptor)?;
+    if is_deferred(&descriptor) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
     }
+    let levels = levels(&descriptor, count);
+    let mapping = Arc::new(map(&context, all_bytes(&levels)?)?);
+    let place = |n| {
+        let start = mapping.start() + all_bytes(&levels[..n])?;
+        Ok(Content::Imported(start, mapping.clone()))
+    };
+    let contents = (0..levels.len()).map(place).collect::<R<Vec<_>>>()?;
+    insert_levels(&context, levels, contents)
+}
+
+fn insert_levels(
+    context: &Context,
+    levels: Vec<CUDA_ARRAY3D_DESCRIPTOR>,
+    contents: Vec<Content>,
+) -> R<u64> {
+    let descriptor = levels[0];
+    let all = levels.into_iter().zip(contents);
+    let levels = all.map(|(level, content)| insert(context, level, content, true));
+    let mipmap = Mipmap {
+        descriptor,
+        context: context.id,
+        levels: levels.collect::<R<_>>()?,
+    };
     let handle = new_handle();
-    let mipmap = Mipmap { levels: made };
-    driver.mipmaps.insert(handle, Arc::new(mipmap));
+    driver()?.mipmaps.insert(handle, Arc::new(mipmap));
     Ok(handle)
+}
+
+/// The memory that an array with these levels needs, which has none yet.
+fn requirements(levels: &[CUDA_ARRAY3D_DESCRIPTOR]) -> R<CUDA_ARRAY_MEMORY_REQUIREMENTS> {
+    if !levels.iter().all(is_deferred) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    Ok(CUDA_ARRAY_MEMORY_REQUIREMENTS {
+        size: all_bytes(levels)?.next_multiple_of(DEFERRED_ALIGNMENT),
+        alignment: DEFERRED_ALIGNMENT,
+        ..Default::default()
+    })
+}
+
+/// Waits until nothing uses the arrays of a context any more.
+fn wait_for_users(context: u64) {
+    if let Some(context) = context::by_id(context) {
+        drop(context.waits_for_all(Wait::Only));
+    }
 }
 
 /// One side of a copy.
@@ -176,7 +305,7 @@ fn place(side: Side, [width, height, depth]: [u64; 3], in_flight: bool) -> R<Row
             return Err(invalid);
         }
         let slice = array.pitch() * array.rows();
-        let first = array.start + z * slice + y * array.pitch() + x;
+        let first = array.start()? + z * slice + y * array.pitch() + x;
         return Ok((first, array.pitch(), slice));
     }
     let base = match side.kind {
@@ -439,17 +568,38 @@ api_streams! { TABLE_STREAMS;
     }
 }
 
-fn object(is_surface: bool, object: u64) -> R<Arc<Object>> {
-    let found = driver()?.objects.get(object).ok();
+/// Texture and surface objects of a context, by number.
+#[derive(Default)]
+pub struct Objects(RwLock<BTreeMap<u64, Arc<Object>>>);
+
+impl Objects {
+    /// The new object gets the smallest number that is free.
+    fn add(&self, object: Object) -> u64 {
+        let mut objects = self.0.write();
+        let taken = (1..).zip(objects.keys());
+        let number = 1 + taken.take_while(|(n, taken)| n == *taken).count() as u64;
+        objects.insert(number, Arc::new(object));
+        number
+    }
+    pub fn get(&self, number: u64) -> Option<Arc<Object>> {
+        self.0.read().get(&number).cloned()
+    }
+    pub fn len(&self) -> usize {
+        self.0.read().len()
+    }
+}
+
+fn object(is_surface: bool, number: u64) -> R<Arc<Object>> {
+    let found = current()?.objects.get(number);
     found
         .filter(|o| o.is_surface == is_surface)
         .ok_or(CUDA_ERROR_INVALID_VALUE)
 }
 
 /// What is no object is gone already, as on a GPU.
-fn forget(is_surface: bool, handle: u64) -> R<()> {
-    if object(is_surface, handle).is_ok() {
-        driver()?.objects.remove(handle)?;
+fn forget(is_surface: bool, number: u64) -> R<()> {
+    if object(is_surface, number).is_ok() {
+        current()?.objects.0.write().remove(&number);
     }
     Ok(())
 }
@@ -506,21 +656,21 @@ fn check_texture(
 }
 
 fn new_object(out: Out<u64>, object: Object) -> R<()> {
-    live()?;
-    let handle = new_handle();
-    out.set(handle)?;
-    driver()?.objects.insert(handle, Arc::new(object));
-    Ok(())
+    let context = live()?;
+    if out.is_null() {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    out.set(context.objects.add(object))
 }
 
 api! { TABLE;
     fn cuArrayCreate_v2(out: Out<u64>, descriptor: In<CUDA_ARRAY_DESCRIPTOR>) {
         let d = descriptor.get(0)?;
-        out.set(make(CUDA_ARRAY3D_DESCRIPTOR { width: d.width, height: d.height, format: d.format, channels: d.channels, ..Default::default() }, false)?)
+        out.set(make(CUDA_ARRAY3D_DESCRIPTOR { width: d.width, height: d.height, format: d.format, channels: d.channels, ..Default::default() })?)
     }
     fn cuArray3DCreate_v2(out: Out<u64>, descriptor: In<CUDA_ARRAY3D_DESCRIPTOR>) {
         if out.is_null() { return Err(CUDA_ERROR_INVALID_VALUE); }
-        out.set(make(descriptor.get(0)?, false)?)
+        out.set(make(descriptor.get(0)?)?)
     }
     fn cuArrayGetDescriptor_v2(out: Out<CUDA_ARRAY_DESCRIPTOR>, array: u64) {
         let d = driver()?.arrays.get(array)?.descriptor;
@@ -530,9 +680,7 @@ api! { TABLE;
     fn cuArrayDestroy(array: u64) {
         let found = driver()?.arrays.get(array)?;
         if found.is_level { return Ok(()); }
-        if let Some(context) = context::by_id(found.context) {
-            drop(context.waits_for_all(Wait::Only));
-        }
+        wait_for_users(found.context);
         driver()?.arrays.remove(array).map(drop)
     }
     fn cuMipmappedArrayCreate(out: Out<u64>, descriptor: In<CUDA_ARRAY3D_DESCRIPTOR>, levels: u32) {
@@ -543,13 +691,24 @@ api! { TABLE;
         out.set(*driver()?.mipmaps.get(array)?.levels.get(level as usize).ok_or(CUDA_ERROR_INVALID_VALUE)?)
     }
     fn cuMipmappedArrayDestroy(array: u64) {
+        wait_for_users(driver()?.mipmaps.get(array)?.context);
         for level in &driver()?.mipmaps.remove(array)?.levels { driver()?.arrays.remove(*level)?; }
         Ok(())
     }
-    fn cuArrayGetMemoryRequirements(_out: u64, _array: u64, _device: CUdevice) { Err(CUDA_ERROR_INVALID_VALUE) }
+    fn cuArrayGetMemoryRequirements(out: Out<CUDA_ARRAY_MEMORY_REQUIREMENTS>, array: u64, ordinal: CUdevice) {
+        let array = driver()?.arrays.get(array).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        let requirements = requirements(&[array.descriptor])?;
+        device(ordinal)?;
+        out.set(requirements)
+    }
     fn cuArrayGetSparseProperties(_out: u64, _array: u64) { Err(CUDA_ERROR_INVALID_VALUE) }
     fn cuArrayGetPlane(_out: u64, _array: u64, _plane: u32) { Err(CUDA_ERROR_INVALID_VALUE) }
-    fn cuMipmappedArrayGetMemoryRequirements(_out: u64, _array: u64, _device: CUdevice) { Err(CUDA_ERROR_INVALID_VALUE) }
+    fn cuMipmappedArrayGetMemoryRequirements(out: Out<CUDA_ARRAY_MEMORY_REQUIREMENTS>, array: u64, ordinal: CUdevice) {
+        let array = driver()?.mipmaps.get(array).map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        let requirements = requirements(&levels(&array.descriptor, array.levels.len() as u32))?;
+        device(ordinal)?;
+        out.set(requirements)
+    }
     fn cuMipmappedArrayGetSparseProperties(_out: u64, _array: u64) { Err(CUDA_ERROR_INVALID_VALUE) }
     fn cuTexObjectCreate(out: Out<u64>, resource: In<CUDA_RESOURCE_DESC>, texture: In<CUDA_TEXTURE_DESC>, view: In<CUDA_RESOURCE_VIEW_DESC>) {
         let (resource, texture) = (resource.get(0)?, texture.get(0)?);

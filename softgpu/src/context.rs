@@ -10,6 +10,7 @@ use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
 
 use crate::api::{In, Out, R, api, log};
+use crate::array::Objects;
 use crate::driver::{device, driver, new_handle, start};
 use crate::driver_locks::DriverLocks;
 use crate::heap::Heap;
@@ -33,6 +34,7 @@ pub struct Context {
     pub locks: DriverLocks,
     limits: Mutex<[usize; CU_LIMIT_MAX as usize]>,
     pub heap: Heap,
+    pub objects: Objects,
     /// Contexts whose memory it may use, by handle.
     peers: Mutex<HashSet<u64>>,
 }
@@ -96,6 +98,7 @@ impl Context {
             locks: DriverLocks::new(STACK_LIMIT as u32),
             peers: Mutex::default(),
             heap: Heap::default(),
+            objects: Objects::default(),
             limits: Mutex::new([STACK_LIMIT, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0]),
         });
         start().contexts.insert(handle, context.clone());
@@ -178,6 +181,9 @@ impl Context {
         driver.kernels.retain(|k| k.module.context != self.id);
         driver.libraries.all().iter().for_each(|l| l.leave(self.id));
         driver.modules.retain(|m| m.context != self.id);
+        driver.mipmaps.retain(|m| m.context != self.id);
+        driver.arrays.retain(|a| a.context != self.id);
+        driver.imports.retain(|i| i.context != self.id);
         driver.ranges.drop_context(self.id);
         if let Ok(device) = device(self.device)
             && !ended_before

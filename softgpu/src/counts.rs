@@ -22,7 +22,10 @@ fn all() -> Vec<(String, u64)> {
     count("pools", driver.pools.len());
     count("arrays", driver.arrays.len());
     count("mipmapped-arrays", driver.mipmaps.len());
-    count("texture-objects", driver.objects.len());
+    let contexts = driver.contexts.all();
+    let objects = contexts.iter().map(|context| context.objects.len());
+    count("texture-objects", objects.sum());
+    count("external-memory", driver.imports.len());
     count("green-contexts", driver.greens.len());
     count("resource-descriptions", driver.descriptions.len());
     for (name, number) in driver.ranges.counts() {

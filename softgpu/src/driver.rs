@@ -8,10 +8,11 @@ use mpsshim_api::cuda::*;
 use parking_lot::RwLock;
 
 use crate::api::R;
-use crate::array::{Array, Mipmap, Object};
+use crate::array::{Array, Mipmap};
 use crate::context::Context;
 use crate::device::Device;
 use crate::event::Event;
+use crate::external::External;
 use crate::green::{Description, Green};
 use crate::library::{Library, LibraryKernel};
 use crate::link::Link;
@@ -85,7 +86,7 @@ pub struct Driver {
     pub pools: Table<Pool>,
     pub arrays: Table<Array>,
     pub mipmaps: Table<Mipmap>,
-    pub objects: Table<Object>,
+    pub imports: Table<External>,
     pub greens: Table<Green>,
     pub descriptions: Table<Description>,
     pub ranges: Ranges,
@@ -111,7 +112,7 @@ pub fn start() -> &'static Driver {
             pools: Table::default(),
             arrays: Table::default(),
             mipmaps: Table::default(),
-            objects: Table::default(),
+            imports: Table::default(),
             greens: Table::default(),
             descriptions: Table::default(),
             ranges: Ranges::default(),

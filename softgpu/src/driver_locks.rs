@@ -14,7 +14,7 @@
 //! | `cuCtxSetLimit` of the stack; the context then has so much local memory, be it less than before | `Holds` |
 //! | `cuMemFree`, `cuMemFreeHost`, `cuMemHostUnregister` | `Holds` |
 //! | `cuGreenCtxCreate`, `cuGreenCtxStreamCreate`, `cuGraphInstantiate` of a graph with kernels | `Holds` |
-//! | `cuModuleUnload`, `cuLibraryUnload`, `cuArrayDestroy` | `Only` |
+//! | `cuModuleUnload`, `cuLibraryUnload`, `cuArrayDestroy`, `cuMipmappedArrayDestroy` | `Only` |
 //!
 //! Blocked are submissions of work to a stream, by any call (`Stream::put`), and other calls that take the lock briefly
 //! ([`Context::waits_its_turn`]): creation and destruction of streams and events, `cuMemHostRegister`, stream-ordered memory. Queries,

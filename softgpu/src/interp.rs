@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use crate::ptx::code::*;
+use crate::texture::Place;
 
 /// Status codes of `cuda.h` that a kernel can end with.
 const ILLEGAL_ADDRESS: u32 = 700;
@@ -35,6 +36,17 @@ pub trait Memory: Sync {
     /// `cudaGraphSetConditional`: whether the graph that runs has such a handle.
     fn set_condition(&self, _handle: u64, _value: u32) -> bool {
         false
+    }
+    /// The channels of an element of a texture as type `ty`, or the status of the fault.
+    fn fetch(&self, _texture: u64, _ty: Ty, _at: [i64; 2]) -> Result<[u32; 4], u32> {
+        Err(ILLEGAL_ADDRESS)
+    }
+    /// Bytes of a surface, the first one lowest, or the status of the fault.
+    fn load(&self, _surface: u64, _place: &Place) -> Result<u128, u32> {
+        Err(ILLEGAL_ADDRESS)
+    }
+    fn store(&self, _surface: u64, _place: &Place, _value: u128) -> Result<(), u32> {
+        Err(ILLEGAL_ADDRESS)
     }
 }
 
@@ -602,6 +614,12 @@ impl<'a> Runner<'a> {
                         fault!(LAUNCH_FAILED, handle);
                     }
                 }
+                Kind::Image => {
+                    let image = &program.functions[t.function].images[i.imm as usize];
+                    if let Err(status) = self.image(image, r) {
+                        fault!(status, r.get(image.object));
+                    }
+                }
                 Kind::Assert => {
                     t.pc = pc;
                     self.fail_assertion(t, i.imm as usize);
@@ -610,6 +628,45 @@ impl<'a> Runner<'a> {
             }
             pc += 1;
         }
+    }
+
+    /// Reads a texture, or reads or writes a surface; the status of the fault if that fails.
+    fn image(&self, image: &Image, r: Regs) -> Result<(), u32> {
+        let (memory, number) = (self.launch.memory, r.get(image.object));
+        let at = image.at.map(|register| {
+            let bits = r.get(register) as u32;
+            match image.at_float {
+                true => f32::from_bits(bits).floor() as i64,
+                false => i64::from(bits as i32),
+            }
+        });
+        let bits = 8 * image.ty.bytes();
+        let part = u64::MAX >> (64 - bits);
+        let parts = image.data.iter().zip((0..).step_by(bits as usize));
+        let place = |outside| Place {
+            at,
+            bytes: image.data.len() as u64 * u64::from(image.ty.bytes()),
+            outside,
+        };
+        match image.access {
+            Access::Fetch => {
+                let texel = memory.fetch(number, image.ty, at)?;
+                for (register, channel) in image.data.iter().zip(texel) {
+                    r.set(*register, channel.into());
+                }
+            }
+            Access::Load(outside) => {
+                let value = memory.load(number, &place(outside))?;
+                parts.for_each(|(register, bit)| r.set(*register, (value >> bit) as u64 & part));
+            }
+            Access::Store(outside) => {
+                let value = parts.fold(0, |value, (register, bit)| {
+                    value | u128::from(r.get(*register) & part) << bit
+                });
+                memory.store(number, &place(outside), value)?;
+            }
+        }
+        Ok(())
     }
 
     /// Writes the text of a failed assertion to the C library's standard error, as the driver does before any call returns

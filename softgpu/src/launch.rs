@@ -12,7 +12,9 @@ use crate::driver::start;
 use crate::graph::{self, Does};
 use crate::interp::{self, Memory};
 use crate::module::{Kernel, kernel, kernel_in};
+use crate::ptx::code::Ty;
 use crate::stream::{Stream, resolve};
+use crate::texture::{self, Place};
 
 /// Device memory as a kernel of one context sees it.
 struct View<'a>(&'a Context, Option<Arc<Values>>);
@@ -37,6 +39,15 @@ impl Memory for View<'_> {
         self.1
             .as_ref()
             .is_some_and(|values| values.set(handle, value))
+    }
+    fn fetch(&self, texture: u64, ty: Ty, at: [i64; 2]) -> Result<[u32; 4], u32> {
+        texture::fetch(self.0, texture, ty, at).map_err(|status| status.0)
+    }
+    fn load(&self, surface: u64, place: &Place) -> Result<u128, u32> {
+        texture::load(self.0, surface, place).map_err(|status| status.0)
+    }
+    fn store(&self, surface: u64, place: &Place, value: u128) -> Result<(), u32> {
+        texture::store(self.0, surface, place, value).map_err(|status| status.0)
     }
 }
 

@@ -46,6 +46,7 @@ tables! {
     event::TABLE_STREAMS,
     array::TABLE,
     array::TABLE_STREAMS,
+    external::TABLE,
     graph::TABLE,
     graph_attribute::TABLE,
     green::TABLE,

@@ -37,6 +37,8 @@ pub enum Kind {
     Freed,
     /// A variable, or all variables, of a module.
     Module,
+    /// A part of memory that was imported for arrays.
+    Imported,
     Mapped {
         /// Kept alive by this.
         physical: Arc<Physical>,
@@ -222,6 +224,7 @@ impl Ranges {
             ),
             ("module-memory", count(|kind| matches!(kind, Kind::Module))),
             ("mapped", count(|kind| matches!(kind, Kind::Mapped { .. }))),
+            ("imported", count(|kind| matches!(kind, Kind::Imported))),
             ("reserved", self.reserved.lock().len()),
         ]
     }
@@ -270,7 +273,7 @@ fn release(range: &Range) {
                 device.give(range.bytes.next_multiple_of(PAGE));
             }
         }
-        Kind::Host(_) => unmap(range.start, range.bytes.next_multiple_of(PAGE)),
+        Kind::Host(_) | Kind::Imported => unmap(range.start, range.bytes.next_multiple_of(PAGE)),
         Kind::Registered | Kind::Mapped { .. } | Kind::Pooled(_) | Kind::Node(_) | Kind::Freed => {}
     }
 }
@@ -431,6 +434,30 @@ pub fn free_module(start: u64) {
     }
 }
 
+/// Maps bytes of a file for arrays of a context. Returns where they begin.
+pub fn map_imported(context: &Context, file: &OwnedFd, offset: u64, bytes: u64) -> R<u64> {
+    let into = offset % PAGE;
+    let bytes = into + bytes;
+    let start = map(0, bytes, 0, file.as_raw_fd(), offset - into)?;
+    driver()?.ranges.insert(Range {
+        start,
+        bytes,
+        kind: Kind::Imported,
+        device: device_of(file),
+        context: context.id,
+        id: new_handle(),
+    })?;
+    Ok(start + into)
+}
+
+/// Unmaps bytes that [`map_imported`] has mapped.
+pub fn unmap_imported(start: u64) {
+    let ranges = &crate::driver::start().ranges;
+    if let Ok(range) = ranges.remove(start - start % PAGE, |r| matches!(r.kind, Kind::Imported)) {
+        release(&range);
+    }
+}
+
 fn host_alloc(bytes: usize, flags: u32) -> R<u64> {
     let context = live()?;
     if bytes == 0 || flags > 7 {
@@ -485,14 +512,28 @@ const MEMORY_NAME: &str = "softgpu-";
 
 /// The device whose memory a file is.
 fn device_of(file: &OwnedFd) -> CUdevice {
-    let target = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    let target = target.unwrap_or_default();
-    let name = target
-        .to_str()
-        .and_then(|path| path.strip_prefix("/memfd:"));
-    let number = name.and_then(|name| name.strip_prefix(MEMORY_NAME));
-    let number = number.and_then(|number| number.split(' ').next()?.parse().ok());
+    let number = number_of(file.as_raw_fd());
     number.filter(|number| device(*number).is_ok()).unwrap_or(0)
+}
+
+/// The device's number in the name of a file of device memory.
+fn number_of(fd: i32) -> Option<CUdevice> {
+    let target = std::fs::read_link(format!("/proc/self/fd/{fd}")).ok()?;
+    let name = target.to_str()?.strip_prefix("/memfd:")?;
+    let number = name.strip_prefix(MEMORY_NAME)?;
+    number.split(' ').next()?.parse().ok()
+}
+
+/// Takes over the descriptor of a file of device memory that has so many bytes.
+pub fn take_file(fd: i32, bytes: u64) -> R<OwnedFd> {
+    number_of(fd).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    // SAFETY: only a descriptor goes in.
+    let end = unsafe { libc::lseek(fd, 0, libc::SEEK_END) };
+    if bytes == 0 || bytes > end.max(0) as u64 {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    // SAFETY: it is open, and by the driver API's contract the driver's from here on.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 fn memfd(bytes: u64, device: CUdevice) -> R<OwnedFd> {

@@ -1062,3 +1062,456 @@ fn event_nodes_of_a_graph_refer_to_the_time_of_its_launch() {
     ok("cuCtxSynchronize", &[]);
     ok("cuCtxDestroy_v2", &[context]);
 }
+
+fn plane(width: u64, height: u64, flags: u32) -> CUDA_ARRAY3D_DESCRIPTOR {
+    CUDA_ARRAY3D_DESCRIPTOR {
+        width,
+        height,
+        format: CU_AD_FORMAT_FLOAT,
+        channels: 1,
+        flags,
+        ..Default::default()
+    }
+}
+
+fn resource(kind: u32, words: &[u64]) -> CUDA_RESOURCE_DESC {
+    CUDA_RESOURCE_DESC {
+        kind,
+        words: std::array::from_fn(|n| words.get(n).copied().unwrap_or(0)),
+        ..Default::default()
+    }
+}
+
+fn texture_of(resource: CUDA_RESOURCE_DESC, flags: u32) -> u64 {
+    let texture = CUDA_TEXTURE_DESC {
+        flags,
+        ..Default::default()
+    };
+    get(
+        "cuTexObjectCreate",
+        &[&raw const resource as u64, &raw const texture as u64, 0],
+    )
+}
+
+fn surface_of(array: u64) -> u64 {
+    let resource = resource(CU_RESOURCE_TYPE_ARRAY, &[array]);
+    get("cuSurfObjectCreate", &[&raw const resource as u64])
+}
+
+/// Measured on an H200 with driver 580.
+#[test]
+fn texture_and_surface_objects_are_numbered_together() {
+    let (_turn, first) = context();
+    let texture_of = |array| texture_of(resource(CU_RESOURCE_TYPE_ARRAY, &[array]), 0);
+    let descriptor = plane(16, 16, CUDA_ARRAY3D_SURFACE_LDST);
+    let new = || get("cuArray3DCreate_v2", &[&raw const descriptor as u64]);
+    let array = new();
+    assert_eq!(texture_of(array), 1);
+    assert_eq!(surface_of(array), 2);
+    assert_eq!(texture_of(array), 3);
+    // Of the other kind it is no object.
+    ok("cuSurfObjectDestroy", &[1]);
+    ok("cuTexObjectDestroy", &[1]);
+    ok("cuSurfObjectDestroy", &[2]);
+    assert_eq!([surface_of(array), surface_of(array)], [1, 2]);
+    assert_eq!(texture_of(array), 4);
+    // Each context has its own.
+    let second = get("cuCtxCreate_v2", &[0, 0]);
+    assert_eq!(texture_of(new()), 1);
+    ok("cuCtxDestroy_v2", &[second]);
+    ok("cuCtxSetCurrent", &[first]);
+    ok("cuTexObjectDestroy", &[3]);
+    assert_eq!(texture_of(array), 3);
+    ok("cuCtxDestroy_v2", &[first]);
+}
+
+/// Copies words into the first row of an array, or out of it.
+fn row(array: u64, host: u64, words: u64, to_array: bool) -> CUresult {
+    match to_array {
+        true => call("cuMemcpyHtoA_v2", &[array, 0, host, 4 * words]),
+        false => call("cuMemcpyAtoH_v2", &[host, array, 0, 4 * words]),
+    }
+}
+
+#[track_caller]
+fn fill(array: u64, words: &[u32]) {
+    let status = row(array, words.as_ptr() as u64, words.len() as u64, true);
+    assert!(status.is_ok(), "{status}");
+}
+
+#[track_caller]
+fn content(array: u64, count: usize) -> Vec<u32> {
+    let mut words = vec![0u32; count];
+    let status = row(array, words.as_mut_ptr() as u64, count as u64, false);
+    assert!(status.is_ok(), "{status}");
+    words
+}
+
+fn free_memory() -> u64 {
+    let (mut free, mut total) = (0u64, 0u64);
+    ok(
+        "cuMemGetInfo_v2",
+        &[&raw mut free as u64, &raw mut total as u64],
+    );
+    free
+}
+
+fn level(mipmap: u64, level: u64) -> u64 {
+    get("cuMipmappedArrayGetLevel", &[mipmap, level])
+}
+
+/// Measured on an H200 with driver 580.
+#[test]
+fn arrays_that_are_mapped_later_take_no_memory_and_say_what_they_need() {
+    let (_turn, context) = context();
+    let attribute = u64::from(CU_DEVICE_ATTRIBUTE_DEFERRED_MAPPING_CUDA_ARRAY_SUPPORTED);
+    assert_eq!(get("cuDeviceGetAttribute", &[attribute, 0]), 1);
+    let before = free_memory();
+    let needs = |call_name: &str, array: u64, device: u64| {
+        let mut needs = CUDA_ARRAY_MEMORY_REQUIREMENTS::default();
+        let status = call(call_name, &[&raw mut needs as u64, array, device]);
+        assert_eq!(needs.alignment, if status.is_ok() { 65536 } else { 0 });
+        (status, needs.size)
+    };
+    let (of_array, of_levels) = (
+        "cuArrayGetMemoryRequirements",
+        "cuMipmappedArrayGetMemoryRequirements",
+    );
+    let descriptor = plane(1000, 300, CUDA_ARRAY3D_DEFERRED_MAPPING);
+    let array = get("cuArray3DCreate_v2", &[&raw const descriptor as u64]);
+    assert_eq!(needs(of_array, array, 0), (CUDA_SUCCESS, 19 * 65536));
+    assert_eq!(needs(of_array, array, 9).0, CUDA_ERROR_INVALID_DEVICE);
+    for to_array in [true, false] {
+        let status = row(array, [0u32; 4].as_mut_ptr() as u64, 4, to_array);
+        assert_eq!(status, CUDA_ERROR_INVALID_VALUE);
+    }
+    let mut back = CUDA_ARRAY3D_DESCRIPTOR::default();
+    ok("cuArray3DGetDescriptor_v2", &[&raw mut back as u64, array]);
+    assert_eq!(back, descriptor);
+    let mipmap = get("cuMipmappedArrayCreate", &[&raw const descriptor as u64, 3]);
+    let (status, size) = needs(of_levels, mipmap, 0);
+    assert_eq!((status, size), (CUDA_SUCCESS, 25 * 65536));
+    let status = row(level(mipmap, 1), [0u32; 4].as_mut_ptr() as u64, 4, true);
+    assert_eq!(status, CUDA_ERROR_INVALID_VALUE);
+    assert_eq!(free_memory(), before);
+    ok("cuArrayDestroy", &[array]);
+    ok("cuMipmappedArrayDestroy", &[mipmap]);
+    // Others have their memory.
+    let descriptor = plane(1000, 300, 0);
+    let array = get("cuArray3DCreate_v2", &[&raw const descriptor as u64]);
+    assert_eq!(needs(of_array, array, 0).0, CUDA_ERROR_INVALID_VALUE);
+    let mipmap = get("cuMipmappedArrayCreate", &[&raw const descriptor as u64, 3]);
+    assert_eq!(needs(of_levels, mipmap, 0).0, CUDA_ERROR_INVALID_VALUE);
+    assert!(free_memory() < before);
+    ok("cuArrayDestroy", &[array]);
+    ok("cuMipmappedArrayDestroy", &[mipmap]);
+    assert_eq!(free_memory(), before);
+    // A context takes its arrays along.
+    let array = get("cuArray3DCreate_v2", &[&raw const descriptor as u64]);
+    ok("cuCtxDestroy_v2", &[context]);
+    assert_eq!(call("cuArrayDestroy", &[array]), CUDA_ERROR_INVALID_HANDLE);
+}
+
+/// Measured on an H200 with driver 580.
+#[test]
+fn arrays_in_imported_memory_show_its_content() {
+    const BYTES: u64 = 2 << 20;
+    let (_turn, context) = context();
+    let location = CUmemLocation {
+        kind: CU_MEM_LOCATION_TYPE_DEVICE,
+        id: 0,
+    };
+    let prop = CUmemAllocationProp {
+        kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+        requested_handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        location,
+        ..Default::default()
+    };
+    let memory = get("cuMemCreate", &[BYTES, &raw const prop as u64, 0]);
+    let export = || {
+        let kind = u64::from(CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+        get("cuMemExportToShareableHandle", &[memory, kind, 0])
+    };
+    // SAFETY: a descriptor is only asked about.
+    let is_open = |fd: u64| unsafe { libc::fcntl(fd as i32, libc::F_GETFD) } >= 0;
+    let import = |kind: u32, fd: u64, size: u64| {
+        let (mut out, d) = (
+            0u64,
+            CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
+                kind,
+                handle: [fd, 0],
+                size,
+                ..Default::default()
+            },
+        );
+        let status = call(
+            "cuImportExternalMemory",
+            &[&raw mut out as u64, &raw const d as u64],
+        );
+        (status, out)
+    };
+    let array_in = |memory: u64, offset: u64, array: CUDA_ARRAY3D_DESCRIPTOR, levels: u32| {
+        let (mut out, d) = (
+            0u64,
+            CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC {
+                offset,
+                array,
+                levels,
+                ..Default::default()
+            },
+        );
+        let status = call(
+            "cuExternalMemoryGetMappedMipmappedArray",
+            &[&raw mut out as u64, memory, &raw const d as u64],
+        );
+        (status, out)
+    };
+    let fd = export();
+    let (opaque, invalid) = (
+        CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD,
+        CUDA_ERROR_INVALID_VALUE,
+    );
+    for (kind, fd, size) in [
+        (opaque + 1, fd, BYTES),
+        (opaque, fd, BYTES + 1),
+        (opaque, fd, 0),
+        (opaque, 0xFFFF, BYTES),
+    ] {
+        assert_eq!(import(kind, fd, size).0, invalid);
+    }
+    assert!(is_open(fd), "it stays the caller's");
+    let (status, first) = import(opaque, fd, BYTES);
+    assert!(status.is_ok(), "{status}");
+    let other = export();
+    let (status, second) = import(opaque, other, BYTES);
+    assert!(status.is_ok(), "{status}");
+
+    let descriptor = plane(64, 32, CUDA_ARRAY3D_SURFACE_LDST);
+    for (offset, descriptor, levels) in [
+        (256, descriptor, 1),
+        (0, descriptor, 0),
+        (0, plane(0, 32, 0), 1),
+        (0, plane(64, 32, 0x8000), 1),
+        (0, plane(1024, 1024, 0), 1),
+        (BYTES - 512 * 16 + 512, descriptor, 1),
+        (BYTES - 512 * 16, descriptor, 2),
+        (u64::MAX - 511, descriptor, 1),
+    ] {
+        let (status, _) = array_in(first, offset, descriptor, levels);
+        assert_eq!(status, invalid, "{offset} {descriptor:?} {levels}");
+    }
+    assert!(array_in(0, 0, descriptor, 1).0 == CUDA_ERROR_INVALID_HANDLE);
+
+    // Each array shows the words that were written through the other one, on all levels.
+    let [(_, one), (_, same)] = [first, second].map(|memory| array_in(memory, 1024, descriptor, 4));
+    let mut back = CUDA_ARRAY3D_DESCRIPTOR::default();
+    ok(
+        "cuArray3DGetDescriptor_v2",
+        &[&raw mut back as u64, level(one, 0)],
+    );
+    assert_eq!(back, descriptor);
+    for n in 0..4 {
+        fill(level(one, n), &[n as u32 + 1; 8]);
+    }
+    for n in 0..4 {
+        assert_eq!(content(level(same, n), 8), [n as u32 + 1; 8]);
+    }
+    // So does a mapping of the memory.
+    let at = get("cuMemAddressReserve", &[BYTES, 0, 0, 0]);
+    ok("cuMemMap", &[at, BYTES, 0, memory, 0]);
+    let access = CUmemAccessDesc { location, flags: 3 };
+    ok("cuMemSetAccess", &[at, BYTES, &raw const access as u64, 1]);
+    assert_eq!(download::<u32>(at + 1024, 8), [1; 8]);
+    ok("cuMemsetD32_v2", &[at + 1024, 9, 8]);
+    assert_eq!(content(level(same, 0), 8), [9; 8]);
+
+    // The last bytes hold an array, too. Imported memory goes, its arrays stay.
+    let (status, last) = array_in(first, BYTES - 512 * 16, descriptor, 1);
+    assert!(status.is_ok(), "{status}");
+    ok("cuDestroyExternalMemory", &[first]);
+    ok("cuDestroyExternalMemory", &[second]);
+    assert!(!is_open(fd) && !is_open(other), "they were the driver's");
+    assert_eq!(
+        call("cuDestroyExternalMemory", &[first]),
+        CUDA_ERROR_INVALID_HANDLE
+    );
+    fill(level(last, 0), &[5; 64]);
+    assert_eq!(content(level(last, 0), 64), [5; 64]);
+    for array in [one, same, last] {
+        let level = level(array, 0);
+        ok("cuMipmappedArrayDestroy", &[array]);
+        assert_eq!(call("cuArrayDestroy", &[level]), CUDA_ERROR_INVALID_HANDLE);
+    }
+    assert_eq!(download::<u32>(at + BYTES - 512 * 16, 8), [5; 8]);
+    ok("cuMemUnmap", &[at, BYTES]);
+    ok("cuMemAddressFree", &[at, BYTES]);
+    ok("cuMemRelease", &[memory]);
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+/// A kernel `k(to, object, x, y)` that does something with the registers %r1 to %r4, of which x and y are %r5 and %r6, and
+/// stores them. As floating-point numbers the coordinates are %f1 and %f2.
+fn image_kernel(instruction: &str) -> u64 {
+    let text = format!(
+        ".version 8.0\n.target sm_90\n.address_size 64\n\
+         .visible .entry k(.param .u64 to, .param .u64 object, .param .f32 x, .param .f32 y) {{\n\
+         .reg .b32 %r<9>; .reg .f32 %f<3>; .reg .b64 %rd<9>;\n\
+         ld.param.u64 %rd1, [to]; ld.param.u64 %rd2, [object]; ld.param.f32 %f1, [x]; ld.param.f32 %f2, [y];\n\
+         cvt.rzi.s32.f32 %r5, %f1; cvt.rzi.s32.f32 %r6, %f2;\n\
+         mov.u32 %r1, 11; mov.u32 %r2, 22; mov.u32 %r3, 33; mov.u32 %r4, 44;\n\
+         {instruction}\n\
+         st.global.v4.u32 [%rd1], {{%r1, %r2, %r3, %r4}}; ret; }}\n"
+    );
+    function(load(&text), c"k")
+}
+
+struct Images {
+    out: u64,
+}
+
+impl Images {
+    fn launch(&self, kernel: u64, object: u64, [x, y]: [f32; 2]) -> CUresult {
+        let params = [self.out, object, x.to_bits().into(), y.to_bits().into()];
+        let status = launch(kernel, 1, 1, 0, 0, &params);
+        assert!(status.is_ok(), "{status}");
+        call("cuCtxSynchronize", &[])
+    }
+
+    #[track_caller]
+    fn run(&self, kernel: u64, object: u64, at: [f32; 2]) -> Vec<u32> {
+        let status = self.launch(kernel, object, at);
+        assert!(status.is_ok(), "{status}");
+        download(self.out, 4)
+    }
+}
+
+#[test]
+fn kernels_read_textures_and_access_surfaces() {
+    let (_turn, context) = context();
+    let images = Images {
+        out: upload(&[0u32; 4]),
+    };
+    let fetch = |ty: &str| {
+        image_kernel(&format!(
+            "tex.1d.v4.{ty}.s32 {{%r1, %r2, %r3, %r4}}, [%rd2, {{%r5}}];"
+        ))
+    };
+    let sample = |ty: &str| {
+        image_kernel(&format!(
+            "tex.2d.v4.{ty}.f32 {{%r1, %r2, %r3, %r4}}, [%rd2, {{%f1, %f2}}];"
+        ))
+    };
+    let one = 1f32.to_bits();
+    // Linear memory: two textures of the same kind are told apart.
+    let format = |format: u32, channels: u64| u64::from(format) | channels << 32;
+    let linear = |words: &[u32]| {
+        let words = upload(words);
+        let kind = format(CU_AD_FORMAT_FLOAT, 1);
+        texture_of(resource(CU_RESOURCE_TYPE_LINEAR, &[words, kind, 16]), 0)
+    };
+    let (first, second) = (linear(&[1, 2, 3, 4]), linear(&[5, 6, 7, 8]));
+    let fetch_float = fetch("f32");
+    assert_eq!(images.run(fetch_float, first, [2.0, 0.0]), [3, 0, 0, one]);
+    assert_eq!(images.run(fetch_float, second, [2.0, 0.0]), [7, 0, 0, one]);
+    assert_eq!(images.run(fetch_float, second, [4.0, 0.0]), [0; 4]);
+    let bytes = upload(&[0x80FF_7F01u32, 0xFF00_0102]);
+    for (kind, ty, seen) in [
+        (CU_AD_FORMAT_UNSIGNED_INT8, "u32", [0xFF, 0x80, 0, 1]),
+        (CU_AD_FORMAT_SIGNED_INT8, "s32", [!0, !0x7F, 0, 1]),
+        (CU_AD_FORMAT_UNSIGNED_INT16, "u32", [0x102, 0xFF00, 0, 1]),
+        (CU_AD_FORMAT_SIGNED_INT16, "s32", [0x102, !0xFF, 0, 1]),
+    ] {
+        let resource = resource(CU_RESOURCE_TYPE_LINEAR, &[bytes, format(kind, 2), 8]);
+        let texture = texture_of(resource, CU_TRSF_READ_AS_INTEGER);
+        assert_eq!(images.run(fetch(ty), texture, [1.0, 0.0]), seen, "{ty}");
+    }
+    // Arrays: outside is the nearest element.
+    let line = CUDA_ARRAY3D_DESCRIPTOR {
+        format: CU_AD_FORMAT_UNSIGNED_INT32,
+        channels: 4,
+        ..plane(2, 0, 0)
+    };
+    let line = get("cuArray3DCreate_v2", &[&raw const line as u64]);
+    fill(line, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    let texture = texture_of(resource(CU_RESOURCE_TYPE_ARRAY, &[line]), 0);
+    assert_eq!(images.run(fetch("u32"), texture, [1.0, 0.0]), [5, 6, 7, 8]);
+    let flat = plane(4, 4, CUDA_ARRAY3D_SURFACE_LDST);
+    let flat = get("cuArray3DCreate_v2", &[&raw const flat as u64]);
+    let texture = texture_of(resource(CU_RESOURCE_TYPE_ARRAY, &[flat]), 0);
+    let surface = surface_of(flat);
+    let store = |outside: &str| {
+        image_kernel(&format!(
+            "sust.b.2d.b32.{outside} [%rd2, {{%r5, %r6}}], {{%r2}};"
+        ))
+    };
+    let read = |outside: &str| {
+        image_kernel(&format!(
+            "suld.b.2d.b32.{outside} {{%r1}}, [%rd2, {{%r5, %r6}}];"
+        ))
+    };
+    images.run(store("trap"), surface, [8.0, 3.0]);
+    images.run(store("zero"), surface, [16.0, 3.0]);
+    images.run(store("clamp"), surface, [-8.0, 9.0]);
+    let float = sample("f32");
+    for (at, seen) in [
+        ([2.75, 3.5], 22),
+        ([1.75, 3.5], 0),
+        ([0.5, 3.0], 22),
+        ([-7.5, 3e9], 22),
+        ([f32::NAN, 3.0], 22),
+        ([0.5, 2.0], 0),
+    ] {
+        let found = images.run(float, texture, at);
+        assert_eq!(found, [seen, 0, 0, one], "{at:?}");
+    }
+    let [clamp, zero] = ["clamp", "zero"].map(read);
+    assert_eq!(images.run(read("trap"), surface, [8.0, 3.0])[0], 22);
+    assert_eq!(images.run(clamp, surface, [-4.0, 3.0])[0], 22);
+    assert_eq!(images.run(zero, surface, [-4.0, 3.0])[0], 0);
+    // One dimension, and parts of a vector.
+    let line = CUDA_ARRAY3D_DESCRIPTOR {
+        channels: 2,
+        ..plane(4, 0, CUDA_ARRAY3D_SURFACE_LDST)
+    };
+    let line = get("cuArray3DCreate_v2", &[&raw const line as u64]);
+    let surface_of_line = surface_of(line);
+    let store = image_kernel("sust.b.1d.v2.b32.trap [%rd2, {%r5}], {%r3, %r4};");
+    images.run(store, surface_of_line, [16.0, 0.0]);
+    assert_eq!(content(line, 8), [0, 0, 0, 0, 33, 44, 0, 0]);
+    let read = image_kernel("suld.b.1d.b32.trap %r1, [%rd2, {%r5}];");
+    assert_eq!(images.run(read, surface_of_line, [20.0, 0.0])[0], 44);
+    ok("cuCtxDestroy_v2", &[context]);
+}
+
+#[test]
+fn kernels_fault_at_objects_that_do_not_exist() {
+    let fetch = "tex.1d.v4.f32.s32 {%r1, %r2, %r3, %r4}, [%rd2, {%r5}];";
+    let read = "suld.b.2d.b32.trap {%r1}, [%rd2, {%r5, %r6}];";
+    let words = "tex.1d.v4.u32.s32 {%r1, %r2, %r3, %r4}, [%rd2, {%r5}];";
+    // Number 1 is a surface, 2 a texture of it.
+    for (instruction, object, at, fault) in [
+        (fetch, 0, 0.0, CUDA_ERROR_ILLEGAL_ADDRESS),
+        (fetch, 1, 0.0, CUDA_ERROR_ILLEGAL_ADDRESS),
+        (fetch, 3, 0.0, CUDA_ERROR_ILLEGAL_ADDRESS),
+        (fetch, 2 | 1 << 32, 0.0, CUDA_ERROR_ILLEGAL_ADDRESS),
+        (words, 2, 0.0, CUDA_ERROR_NOT_SUPPORTED),
+        (read, 2, 0.0, CUDA_ERROR_ILLEGAL_ADDRESS),
+        (read, 1, 2.0, CUDA_ERROR_MISALIGNED_ADDRESS),
+        (read, 1, 16.0, CUDA_ERROR_LAUNCH_FAILED),
+        (read, 1, 12.0, CUDA_SUCCESS),
+        (fetch, 2, 0.0, CUDA_SUCCESS),
+    ] {
+        let (_turn, context) = context();
+        let images = Images {
+            out: upload(&[0u32; 4]),
+        };
+        let flat = plane(4, 4, CUDA_ARRAY3D_SURFACE_LDST);
+        let flat = get("cuArray3DCreate_v2", &[&raw const flat as u64]);
+        assert_eq!(surface_of(flat), 1);
+        assert_eq!(texture_of(resource(CU_RESOURCE_TYPE_ARRAY, &[flat]), 0), 2);
+        let kernel = image_kernel(instruction);
+        let status = images.launch(kernel, object, [at, 0.0]);
+        assert_eq!(status, fault, "{instruction} {object:#x} {at}");
+        let _ = call("cuCtxDestroy_v2", &[context]);
+    }
+}

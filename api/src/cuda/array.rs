@@ -134,23 +134,30 @@ plain_structs! {
         src_access_order: u32,
         flags: u32,
     }
-    CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
-        kind: u32,
-        pad0: u32,
-        /// A descriptor is in the low half of the first word.
-        handle: [u64; 2],
-        size: u64,
-        flags: u32,
-        reserved: [u32; 16],
-        pad1: u32,
-    }
-    CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC {
-        offset: u64,
-        array: CUDA_ARRAY3D_DESCRIPTOR,
-        levels: u32,
-        reserved: [u32; 16],
-        pad: u32,
-    }
+}
+
+/// No message carries it. Of a descriptor the low half of the first word of `handle` is the number.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CUDA_EXTERNAL_MEMORY_HANDLE_DESC {
+    pub kind: u32,
+    pub pad0: u32,
+    pub handle: [u64; 2],
+    pub size: u64,
+    pub flags: u32,
+    pub reserved: [u32; 16],
+    pub pad1: u32,
+}
+
+/// No message carries it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC {
+    pub offset: u64,
+    pub array: CUDA_ARRAY3D_DESCRIPTOR,
+    pub levels: u32,
+    pub reserved: [u32; 16],
+    pub pad: u32,
 }
 
 const _: () = {
@@ -276,9 +283,6 @@ pub const CUDA_ARRAY3D_TEXTURE_GATHER: u32 = 0x08;
 pub const CUDA_ARRAY3D_SPARSE: u32 = 0x40;
 pub const CUDA_ARRAY3D_DEFERRED_MAPPING: u32 = 0x80;
 
-// CUexternalMemoryHandleType
-pub const CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD: u32 = 1;
-
 // CUresourcetype
 /// The first word is a `CUarray`.
 pub const CU_RESOURCE_TYPE_ARRAY: u32 = 0;
@@ -300,6 +304,11 @@ pub const CU_TR_FILTER_MODE_LINEAR: u32 = 1;
 pub const CU_TRSA_OVERRIDE_FORMAT: u32 = 0x01;
 pub const CU_TRSF_READ_AS_INTEGER: u32 = 0x01;
 pub const CU_TRSF_NORMALIZED_COORDINATES: u32 = 0x02;
+
+// CUexternalMemoryHandleType
+pub const CU_EXTERNAL_MEMORY_HANDLE_TYPE_OPAQUE_FD: u32 = 1;
+// Flags of external memory
+pub const CUDA_EXTERNAL_MEMORY_DEDICATED: u32 = 0x1;
 
 // CUmemcpy3DOperandType
 pub const CU_MEMCPY_OPERAND_TYPE_POINTER: u32 = 1;

@@ -112,6 +112,17 @@ fn array() -> u64 {
     get("cuArrayCreate_v2", &[&raw const descriptor as u64])
 }
 
+fn mipmap() -> u64 {
+    let descriptor = CUDA_ARRAY3D_DESCRIPTOR {
+        width: 16,
+        height: 16,
+        format: CU_AD_FORMAT_FLOAT,
+        channels: 1,
+        ..CUDA_ARRAY3D_DESCRIPTOR::default()
+    };
+    get("cuMipmappedArrayCreate", &[&raw const descriptor as u64, 2])
+}
+
 /// A graph with one node: of a kernel without parameters, or an empty one.
 fn graph(function: Option<u64>) -> u64 {
     let graph = get("cuGraphCreate", &[0]);
@@ -542,6 +553,10 @@ fn unloading_and_arrays_wait_beside_others() {
     });
     let array = scene.at_once("cuArrayCreate", array);
     scene.waits("cuArrayDestroy", false, || ok("cuArrayDestroy", &[array]));
+    let levels = scene.at_once("cuMipmappedArrayCreate", mipmap);
+    scene.waits("cuMipmappedArrayDestroy", false, || {
+        ok("cuMipmappedArrayDestroy", &[levels])
+    });
 }
 
 #[test]

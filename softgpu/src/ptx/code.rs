@@ -70,6 +70,8 @@ pub enum Kind {
     Free,
     /// Sets a condition of the graph: call number `imm`.
     Condition,
+    /// Accesses a texture or surface: number `imm` of the function's `images`.
+    Image,
 }
 
 #[derive(Clone, Copy)]
@@ -230,6 +232,38 @@ pub enum Shuffle {
     Index,
 }
 
+/// How an access outside a surface ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outside {
+    /// A fault.
+    Trap,
+    /// The nearest bytes are accessed.
+    Clamp,
+    /// Reads give 0, writes do nothing.
+    Zero,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Of an element of a texture.
+    Fetch,
+    /// Of bytes of a surface.
+    Load(Outside),
+    Store(Outside),
+}
+
+/// An access to the texture or surface whose number is in register `object`.
+pub struct Image {
+    pub access: Access,
+    pub object: u16,
+    /// Registers of the coordinates: floating-point numbers (`at_float`) or whole ones.
+    pub at: [u16; 2],
+    pub at_float: bool,
+    /// Registers that are read or written, each of type `ty`.
+    pub data: Vec<u16>,
+    pub ty: Ty,
+}
+
 /// A call: bytes go from the caller's frame to the callee's and, at its end, back.
 pub struct CallSite {
     pub callee: usize,
@@ -275,6 +309,7 @@ pub struct Function {
     /// Where in the frame argument and result of each call of `malloc` or `free` are, or the arguments of
     /// `cudaGraphSetConditional`.
     pub heap_calls: Vec<[u32; 2]>,
+    pub images: Vec<Image>,
     pub max_threads: u32,
     pub required_threads: Option<[u32; 3]>,
 }
@@ -293,11 +328,16 @@ impl Function {
             Kind::Bra | Kind::BraIf | Kind::BraNot => (i.imm as usize) < self.code.len(),
             Kind::Meet => (i.imm as usize) < self.meetings.len(),
             Kind::Call => (i.imm as usize) < self.calls.len(),
+            Kind::Image => (i.imm as usize) < self.images.len(),
             _ => true,
         };
         ends && self.code.len() == self.lines.len()
             && self.constants.iter().all(|c| reg(c.0))
             && self.specials.iter().all(|s| reg(s.0))
+            && self.images.iter().all(|image| {
+                let others = image.at.iter().chain(&image.data).copied();
+                reg(image.object) && others.into_iter().all(reg)
+            })
             && self
                 .code
                 .iter()

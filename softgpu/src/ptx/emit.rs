@@ -35,6 +35,8 @@ enum Operand<'a> {
     /// `[base + offset]`.
     Memory(Base, i64),
     Vector(Vec<Operand<'a>>),
+    /// `[object, {coordinates}]`.
+    Image(u16, Vec<Operand<'a>>),
     /// A predicate to be inverted.
     Not(u16),
     /// A label or a function.

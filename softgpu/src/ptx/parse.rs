@@ -560,6 +560,13 @@ mod tests {
                 5,
                 "tex.2d.v4.f32.f32",
             ),
+            (
+                "tex.1d.v4.f32.s32 {%r1, %r1, %r1, %r1}, [%r1, {%r1, %r2}];",
+                5,
+                "tex.1d.v4.f32.s32",
+            ),
+            ("suld.b.3d.b32.trap {%r1}, [%r1, {%r1}];", 5, "suld.b.3d"),
+            ("sust.b.1d.b32.trap [%r1, %r2], {%r1};", 5, "in braces"),
         ] {
             let error = reason(body);
             assert!(

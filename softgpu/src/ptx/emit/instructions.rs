@@ -200,6 +200,8 @@ impl<'a> Body<'_, 'a> {
                 self.alu(copy, d, a, 0);
             }
             "atom" | "red" => self.atom(m, opcode, &ops)?,
+            "tex" => self.texture(m, opcode, &ops)?,
+            "suld" | "sust" => self.surface(m, opcode, &ops)?,
             _ => self.arithmetic(m, opcode, &ops)?,
         }
         Ok(())
@@ -512,6 +514,84 @@ impl<'a> Body<'_, 'a> {
             imm: offset,
             ..BLANK
         });
+        Ok(())
+    }
+
+    fn texture(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
+        let (Some(()), true) = (m.only(&["1d", "2d", "v4"]), m.has("v4")) else {
+            return self.unknown(opcode);
+        };
+        let (&[ty, at], [Operand::Vector(data), image]) = (&m.types[..], ops) else {
+            return self.unknown(opcode);
+        };
+        let known = [Ty::F32, Ty::U32, Ty::S32].contains(&ty) && [Ty::F32, Ty::S32].contains(&at);
+        if !known || data.len() != 4 {
+            return self.unknown(opcode);
+        }
+        let data = data.iter().map(|one| self.destination(one));
+        let data = data.collect::<Result<Vec<_>>>()?;
+        self.image(m, opcode, (Access::Fetch, at), image, (ty, data))
+    }
+
+    fn surface(&mut self, m: &Mnemonic<'_>, opcode: &str, ops: &[Operand<'a>]) -> Result<()> {
+        let choices = [
+            ("trap", Outside::Trap),
+            ("clamp", Outside::Clamp),
+            ("zero", Outside::Zero),
+        ];
+        let only = m.only(&["b", "1d", "2d", "v2", "v4", "trap", "clamp", "zero"]);
+        let outside = m.choose(&choices).unwrap_or(Outside::Trap);
+        let (Some(()), true, &[ty], [first, second]) = (only, m.has("b"), &m.types[..], ops) else {
+            return self.unknown(opcode);
+        };
+        let (access, data, image) = match m.base {
+            "suld" => (Access::Load(outside), first, second),
+            _ => (Access::Store(outside), second, first),
+        };
+        let data = match data {
+            Operand::Vector(parts) => &parts[..],
+            one => std::slice::from_ref(one),
+        };
+        let count = m.choose(&[("v2", 2), ("v4", 4)]).unwrap_or(1);
+        if ty == Ty::Pred || data.len() != count || count * ty.bytes() as usize > 16 {
+            return self.unknown(opcode);
+        }
+        let part = |one| match access {
+            Access::Store(_) => self.value(one, ty),
+            _ => self.destination(one),
+        };
+        let data = data.iter().map(part).collect::<Result<Vec<_>>>()?;
+        self.image(m, opcode, (access, Ty::S32), image, (ty, data))
+    }
+
+    fn image(
+        &mut self,
+        m: &Mnemonic<'_>,
+        opcode: &str,
+        (access, coordinates): (Access, Ty),
+        image: &Operand<'a>,
+        (ty, data): (Ty, Vec<u16>),
+    ) -> Result<()> {
+        let dimensions = m.choose(&[("1d", 1), ("2d", 2)]);
+        let Operand::Image(object, given) = image else {
+            return self.unknown(opcode);
+        };
+        if dimensions != Some(given.len()) {
+            return self.unknown(opcode);
+        }
+        let mut at = [self.special(Special::Zero)?; 2];
+        for (register, coordinate) in at.iter_mut().zip(given) {
+            *register = self.value(coordinate, coordinates)?;
+        }
+        self.f.images.push(Image {
+            access,
+            object: *object,
+            at,
+            at_float: coordinates.is_float(),
+            data,
+            ty,
+        });
+        self.put(Kind::Image, 0, [0, 0, 0], self.f.images.len() as i32 - 1);
         Ok(())
     }
 

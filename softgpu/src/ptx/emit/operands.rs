@@ -21,6 +21,17 @@ impl<'a> Body<'_, 'a> {
                 }
                 _ => Base::None,
             };
+            if let Base::Reg(object) = base
+                && r.take(',')
+            {
+                if r.is('{')
+                    && let Operand::Vector(at) = self.operand(r)?
+                {
+                    r.need(']')?;
+                    return Ok(Operand::Image(object, at));
+                }
+                return self.fail("coordinates in braces expected");
+            }
             let mut offset = 0i64;
             while !r.take(']') {
                 r.take('+');
@@ -146,7 +157,7 @@ impl<'a> Body<'_, 'a> {
                 Ok(d)
             }
             Operand::Name(name) => self.fail(format!("unknown name `{name}`")),
-            Operand::Memory(..) | Operand::Vector(_) => {
+            Operand::Memory(..) | Operand::Vector(_) | Operand::Image(..) => {
                 self.fail("a register or a number expected")
             }
         }
