@@ -746,8 +746,7 @@ fn describe(params: &CUgraphNodeParams) -> R<Does> {
         CU_GRAPH_NODE_TYPE_MEMCPY => {
             let copy: CUDA_MEMCPY3D = inside(params, 16);
             let size = [copy.width, copy.height, copy.depth];
-            let array = [copy.src_type, copy.dst_type].contains(&CU_MEMORYTYPE_ARRAY);
-            if array || size.contains(&0) {
+            if size.contains(&0) {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             array::sides(&copy)?;

@@ -568,6 +568,29 @@ fn registered_memory_goes_on_as_it_was() {
 }
 
 #[test]
+fn arrays_and_textures_go_on_as_they_were() {
+    go_on_as_they_were("texture", "textured");
+}
+
+#[test]
+fn new_clients_have_other_textures_than_those_that_go_on() {
+    let place = daemon_without_quarantine();
+    let mut survivors: Vec<Survivor> = Vec::new();
+    for round in 1..=4 {
+        survivors.push(Survivor::start(&place));
+        for (began, survivor) in (1..).zip(&mut survivors) {
+            let times = round - began;
+            for time in [2 * times + 1, 2 * times + 2] {
+                assert_eq!(survivor.ask("texture"), format!("textured {time}"));
+            }
+        }
+        end_server(&place, survivors.len(), round);
+    }
+    survivors.iter_mut().for_each(Survivor::round);
+    survivors.into_iter().for_each(Survivor::end);
+}
+
+#[test]
 fn events_say_when_they_were_recorded_by_the_server_before() {
     let place = daemon_without_quarantine();
     let mut survivors: Vec<Survivor> = (0..2).map(|_| Survivor::start(&place)).collect();

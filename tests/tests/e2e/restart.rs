@@ -310,6 +310,11 @@ fn registered_memory_goes_to_the_next_server() {
 }
 
 #[test]
+fn arrays_and_textures_go_to_the_next_server() {
+    go_to_the_next_server("texture", "textured");
+}
+
+#[test]
 fn sessions_that_part_again_and_again_keep_all_they_have() {
     let place = daemon();
     let mut moving: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();
@@ -318,6 +323,7 @@ fn sessions_that_part_again_and_again_keep_all_they_have() {
         for survivor in &mut moving {
             assert_eq!(survivor.ask("pool"), format!("pooled {part}"));
             assert_eq!(survivor.ask("register"), format!("registered {part}"));
+            assert_eq!(survivor.ask("texture"), format!("textured {part}"));
         }
         let mut bound = Survivor::start(&place);
         assert_eq!(bound.ask("graph"), "graph");

@@ -5,6 +5,7 @@ use crate::engine::base::account::{Charge, Memory};
 use crate::engine::base::bounds;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::description::Record;
+use crate::engine::base::driver::is_sticky;
 use crate::engine::base::kinds as record;
 use crate::engine::base::side::Side;
 use crate::engine::calls::copy::Rows;
@@ -16,7 +17,8 @@ use crate::engine::gpu::copy_kernel::LARGE;
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::textures::Object;
 use crate::engine::lasting::arrays::{
-    describe_array, describe_array_end, descriptor_of, is_mipmapped, make_part, put_array,
+    describe_array, describe_array_end, descriptor_of, is_mipmapped, levels_of, make_part,
+    put_array,
 };
 use crate::engine::lasting::{Lasting, Lost, Making, describe, describe_gone, failed};
 use crate::engine::objects::arrays::{Array, RawArray};
@@ -154,11 +156,7 @@ pub fn array_create(session: &mut Session, shared: &Shared, body: ArrayCreate) -
     let device = shared.gpu.device(body.device)?;
     device.make_current(&shared.gpu.driver)?;
     let mut descriptor = descriptor_of(&body);
-    let levels = if is_mipmapped(body.array) {
-        body.levels
-    } else {
-        1
-    };
+    let levels = levels_of(&body);
     let memory = Memory::Device(device.ordinal);
     let bytes = descriptor.bytes(levels);
     let kept_bytes = kept_bytes(session, shared, device, (&descriptor, levels));
@@ -170,9 +168,22 @@ pub fn array_create(session: &mut Session, shared: &Shared, body: ArrayCreate) -
         }
         session.account.take(memory, bytes).map(Room::Plain)
     })?;
-    match room {
-        Room::Kept(place) => descriptor = put_array(session, shared, &body, place)?,
-        Room::Plain(charge) => make_array(session, shared, &body, &mut descriptor, charge)?,
+    let charge = match room {
+        Room::Kept(place) => match put_array(session, shared, &body, place) {
+            Ok(made) => {
+                descriptor = made;
+                None
+            }
+            Err(status) if is_sticky(status) => return Err(status.into()),
+            Err(status) => {
+                tracing::debug!(%status, "an array is not in memory that the next server maps");
+                Some(session.account.take(memory, bytes)?)
+            }
+        },
+        Room::Plain(charge) => Some(charge),
+    };
+    if let Some(charge) = charge {
+        make_array(session, shared, &body, &mut descriptor, charge)?;
     }
     describe_array(session, shared, body.array);
     Ok(info(&descriptor))
@@ -594,6 +605,8 @@ mod tests {
     use mpsshim_proto::handle::Kind;
     use mpsshim_proto::message::Op;
     use mpsshim_proto::segment::STAGING_LEN;
+    use mpsshim_proto::shm::sealed_memfd;
+    use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 
     const UNIT: u64 = 2 << 20;
 
@@ -656,6 +669,132 @@ mod tests {
             let more = create(&mut test, kind);
             assert_eq!(test.told(Op::ArrayCreate, &more, &[]), FAULT);
             assert!(test.has_ended(), "{kind:?}");
+        }
+    }
+
+    /// `cuArrayGetMemoryRequirements`.
+    extern "C" fn requires(to: *mut CUDA_ARRAY_MEMORY_REQUIREMENTS) -> CUresult {
+        // SAFETY: as the driver's function.
+        unsafe { (*to).size = 3 << 16 };
+        CUDA_SUCCESS
+    }
+
+    /// `cuMemExportToShareableHandle`.
+    extern "C" fn exports(to: *mut i32) -> CUresult {
+        let file = sealed_memfd(c"memory", 2 << 20).expect("a file");
+        // SAFETY: as the driver's function.
+        unsafe { to.write(file.into_raw_fd()) };
+        CUDA_SUCCESS
+    }
+
+    /// `cuImportExternalMemory`.
+    extern "C" fn imports(to: *mut u64, what: *const CUDA_EXTERNAL_MEMORY_HANDLE_DESC) -> CUresult {
+        match obeys_with_handle(to) {
+            CUDA_SUCCESS => {
+                // SAFETY: as the driver's function, which owns the descriptor from now on.
+                drop(unsafe { OwnedFd::from_raw_fd((*what).handle[0] as i32) });
+                CUDA_SUCCESS
+            }
+            status => status,
+        }
+    }
+
+    const WITH_KEPT: [(&str, Function); 4] = [
+        ("cuArrayGetMemoryRequirements", requires as Function),
+        ("cuMemExportToShareableHandle", exports as Function),
+        ("cuImportExternalMemory", imports as Function),
+        (
+            "cuExternalMemoryGetMappedMipmappedArray",
+            obeys_with_handle as Function,
+        ),
+    ];
+
+    /// Number of records of this kind.
+    fn described(test: &Fixture, kind: record::Kind) -> usize {
+        let records = test.session.shared.description.records();
+        records.iter().filter(|record| record.kind == kind).count()
+    }
+
+    fn is_bound(test: &Fixture) -> bool {
+        let bonds = test.session.shared.description.bonds();
+        !bonds.is_empty()
+    }
+
+    #[test]
+    fn arrays_share_memory_that_the_next_server_maps() {
+        let mut test = Fixture::with_keeper(&WITH_KEPT);
+        let (plain, mipmap) = (
+            array(&mut test, Kind::Array),
+            array(&mut test, Kind::MipmappedArray),
+        );
+        assert_eq!((test.held(), is_bound(&test)), (UNIT, false));
+        assert_eq!(described(&test, record::Kind::Array), 2);
+        let body = ArrayPart {
+            parent: mipmap,
+            part: test.new_handle(Kind::Array),
+            ..ArrayPart::default()
+        };
+        assert_eq!(test.status(Op::ArrayPart, &body, &[]), CUDA_SUCCESS);
+        // Ten have room, at 192 KiB each.
+        let others: Vec<u64> = (0..8).map(|_| array(&mut test, Kind::Array)).collect();
+        assert_eq!(test.held(), UNIT);
+        let last = array(&mut test, Kind::Array);
+        assert_eq!(test.held(), 2 * UNIT);
+        for object in others.into_iter().chain([plain, mipmap, last]) {
+            let body = message::Object { object };
+            assert_eq!(test.status(Op::ArrayDestroy, &body, &[]), CUDA_SUCCESS);
+        }
+        assert_eq!(described(&test, record::Kind::Array), 0);
+        assert_eq!((arrays(&test), is_bound(&test)), (0, false));
+        // One without memory told the size.
+        assert_eq!((test.buried(), test.held()), (12, 0));
+        // Memory that has been left takes no others.
+        array(&mut test, Kind::Array);
+        assert_eq!(test.held(), UNIT);
+    }
+
+    #[test]
+    fn an_array_that_cannot_be_in_memory_of_its_own_binds_until_it_is_destroyed() {
+        let mut test = Fixture::with_keeper(&WITH_KEPT);
+        let special = ArrayCreate {
+            flags: CUDA_ARRAY3D_SPARSE,
+            ..create(&mut test, Kind::Array)
+        };
+        test.orders(CUDA_ERROR_NOT_SUPPORTED);
+        let not_imported = create(&mut test, Kind::Array);
+        for (orders, body) in [
+            (CUDA_SUCCESS, special),
+            (CUDA_ERROR_NOT_SUPPORTED, not_imported),
+        ] {
+            test.orders(orders);
+            assert_eq!(test.status(Op::ArrayCreate, &body, &[]), CUDA_SUCCESS);
+            assert!(is_bound(&test) && test.held() < UNIT);
+            assert_eq!(described(&test, record::Kind::Array), 0);
+            let body = message::Object { object: body.array };
+            assert_eq!(test.status(Op::ArrayDestroy, &body, &[]), CUDA_SUCCESS);
+            assert!(!is_bound(&test));
+        }
+    }
+
+    #[test]
+    fn a_texture_is_described_until_it_is_destroyed() {
+        let mut test = Fixture::with_keeper(&WITH_KEPT);
+        let plain = array(&mut test, Kind::Array);
+        for flags in [0, TEXTURE_IS_SURFACE] {
+            let body = TextureCreate {
+                flags,
+                ..texture(CU_RESOURCE_TYPE_ARRAY, [plain, 0, 0, 0, 0])
+            };
+            let object: u64 = test.reply(Op::TextureCreate, &body, &[]).expect("it");
+            assert_eq!(described(&test, record::Kind::Texture), 1);
+            assert!(!is_bound(&test));
+            let body = TextureDestroy {
+                object,
+                flags,
+                pad: 0,
+            };
+            assert_eq!(test.status(Op::TextureDestroy, &body, &[]), CUDA_SUCCESS);
+            assert_eq!(described(&test, record::Kind::Texture), 0);
         }
     }
 

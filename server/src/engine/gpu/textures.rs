@@ -6,8 +6,8 @@ use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// Most objects that are made in the search for a number.
-const MOST_TRIED: usize = 1 << 20;
+/// Most objects with other numbers, beyond as many as the number itself, that are made in the search for it.
+const MOST_OTHERS: u64 = 1 << 16;
 
 /// A texture or surface object, by its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -42,8 +42,9 @@ impl Object {
 /// Objects that occupy numbers while the sessions of an earlier server are restored.
 ///
 /// Kernels hold texture and surface objects by value, so the next server needs objects with the same values. The driver
-/// numbers both kinds together, from 1 on in each context, and gives a new object a free number, often the lowest
-/// (docs/design/0007-arrays.md). So objects are made until one has the number.
+/// numbers both kinds together, from 1 on in each context: a new context gives them in order, and a number that was given
+/// back not before work has run (docs/design/0007-arrays.md). So objects are made until one has the number, in the order of
+/// the numbers that are needed.
 #[derive(Debug, Default)]
 pub struct Numbers {
     others: Mutex<BTreeMap<(Ordinal, u64), Object>>,
@@ -66,7 +67,7 @@ impl Numbers {
         if let Some(other) = others.remove(&(device, number)) {
             other.end(device, gpu)?;
         }
-        while others.len() < MOST_TRIED {
+        while (others.len() as u64) < number.saturating_add(MOST_OTHERS) {
             let made = make()?;
             if made.value() == number {
                 return Ok(());
@@ -129,5 +130,62 @@ impl Numbers {
                 gpu.note_status(status);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{Fixture, Function};
+    use std::collections::BTreeSet;
+
+    static MADE: Mutex<(u64, BTreeSet<u64>)> = Mutex::new((0, BTreeSet::new()));
+
+    /// Gives the next number, and no number again.
+    extern "C" fn creates(to: *mut u64) -> CUresult {
+        let mut made = MADE.lock();
+        made.0 += 1;
+        let number = made.0;
+        made.1.insert(number);
+        // SAFETY: as the driver's functions.
+        unsafe { to.write(number) };
+        CUDA_SUCCESS
+    }
+
+    extern "C" fn destroys(number: u64) -> CUresult {
+        assert!(MADE.lock().1.remove(&number), "{number}");
+        CUDA_SUCCESS
+    }
+
+    #[test]
+    fn objects_get_the_numbers_that_they_had() {
+        let functions = [
+            ("cuTexObjectCreate", creates as Function),
+            ("cuSurfObjectCreate", creates as Function),
+            ("cuTexObjectDestroy", destroys as Function),
+            ("cuSurfObjectDestroy", destroys as Function),
+        ];
+        let test = Fixture::new(&functions);
+        let gpu = &test.shared.gpu;
+        let device = gpu.devices.first().expect("a device").ordinal;
+        let numbers = &gpu.texture_numbers;
+        let make = |number| {
+            numbers.make_with(number, (device, gpu), || {
+                let mut made = CUtexObject::NULL;
+                let (resource, texture) = Default::default();
+                let view = std::ptr::null();
+                let driver = &gpu.driver.array;
+                driver.tex_object_create(&mut made, &resource, &texture, view)?;
+                Ok(Object::Texture(made.0))
+            })
+        };
+        let occupy = |object| numbers.occupy(object, (device, gpu));
+        assert_eq!((make(3), make(7)), (Ok(()), Ok(())));
+        assert_eq!(occupy(Object::Surface(9)), Ok(()));
+        assert_eq!(occupy(Object::Texture(12)), Ok(()));
+        assert_eq!(MADE.lock().1, (1..=12).collect());
+        numbers.clear(gpu);
+        assert_eq!(MADE.lock().1, BTreeSet::from([3, 7, 9, 12]));
+        assert_eq!(make(5), Err(CUDA_ERROR_INVALID_VALUE), "never again");
     }
 }

@@ -107,6 +107,20 @@ pub fn is_mipmapped(array: u64) -> bool {
     Handle(array).kind() == Some(HandleKind::MipmappedArray)
 }
 
+/// Levels of an array that a client creates: the driver makes at least one, and at most as many as its size has.
+pub fn levels_of(create: &ArrayCreate) -> u32 {
+    if !is_mipmapped(create.array) {
+        return 1;
+    }
+    let [width, height, depth] = create.size;
+    let is_layered = create.flags & (CUDA_ARRAY3D_LAYERED | CUDA_ARRAY3D_CUBEMAP) != 0;
+    let largest = match is_layered {
+        true => width.max(height),
+        false => width.max(height).max(depth),
+    };
+    create.levels.clamp(1, largest.max(1).ilog2() + 1)
+}
+
 /// Makes an array in its memory. Returns its descriptor.
 ///
 /// # Errors
@@ -119,10 +133,10 @@ pub fn put_array(
 ) -> Result<CUDA_ARRAY3D_DESCRIPTOR, CUresult> {
     let gpu = &shared.gpu;
     let device = gpu.device(create.device)?.ordinal;
+    gpu.devices[device].make_current(&gpu.driver)?;
     let mut descriptor = descriptor_of(create);
     let mipmapped = is_mipmapped(create.array);
-    let levels = if mipmapped { create.levels } else { 1 };
-    let whole = match place.make(gpu, &descriptor, levels) {
+    let whole = match place.make(gpu, &descriptor, levels_of(create)) {
         Ok(whole) => whole,
         Err(status) => {
             place.end(gpu);

@@ -9,7 +9,7 @@ use crate::engine::base::account::Account;
 use crate::engine::base::bounds::STACK;
 use crate::engine::base::description::{Description, Record};
 use crate::engine::base::journal::{Entry, is_behind};
-use crate::engine::base::kinds::{Kind, Stage, for_each_kind};
+use crate::engine::base::kinds::{Kind, SURFACE, Stage, for_each_kind};
 use crate::engine::base::memory_file::MemoryFile;
 use crate::engine::base::moment::Moment;
 use crate::engine::base::side::{self, Side};
@@ -131,12 +131,12 @@ fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
         let begun = begin(shared, id, &mut left, &mut spent);
         begun.map_err(|why| note_lost(shared, id, &why)).ok()
     });
-    let mut begun: Vec<Begun> = begun.collect();
+    let begun: Vec<Begun> = begun.collect();
+    let mut begun = make_textures(shared, begun, &mut spent);
     // The next one is taken from the end: those with few objects first.
     begun.sort_by_key(|one| std::cmp::Reverse(one.records.len()));
     // No session executes messages before all are restored: loads of images wait for kernels that run.
     let restored = finish_all(shared, begun, &mut spent);
-    shared.gpu.texture_numbers.clear(&shared.gpu);
     shared.images.end_unclaimed();
     // Frees descriptors that no session has claimed.
     drop(contents);
@@ -247,6 +247,45 @@ fn begin(shared: &Arc<Shared>, id: u64, left: &mut Left, spent: &mut Spent) -> R
             Err(why)
         }
     }
+}
+
+/// Restores the texture and surface objects of all sessions in the order of their numbers, in which the driver gives them in
+/// a new context. Returns the sessions that have all of theirs.
+fn make_textures(shared: &Arc<Shared>, mut begun: Vec<Begun>, spent: &mut Spent) -> Vec<Begun> {
+    let mut textures: Vec<(usize, Record)> = Vec::new();
+    for (at, one) in begun.iter_mut().enumerate() {
+        let found = one
+            .records
+            .extract_if(.., |record| record.kind == Kind::Texture);
+        textures.extend(found.map(|record| (at, record)));
+    }
+    textures.sort_by_key(|(_, record)| record.key & !SURFACE);
+    let mut lost: BTreeMap<usize, Lost> = BTreeMap::new();
+    for (at, record) in textures {
+        if lost.contains_key(&at) {
+            continue;
+        }
+        let session = &mut begun[at].session;
+        session.enter();
+        // Only memory has descriptors.
+        let record = std::slice::from_ref(&record);
+        if let Err(why) = realise(shared, session, record, &mut Left::new(), spent) {
+            lost.insert(at, why);
+        }
+    }
+    shared.gpu.texture_numbers.clear(&shared.gpu);
+    let mut kept = Vec::new();
+    for (at, one) in begun.into_iter().enumerate() {
+        match lost.remove(&at) {
+            None => kept.push(one),
+            Some(why) => {
+                let id = one.session.shared.info.session;
+                dispatch::end(shared, one.session, Some(why.clone()));
+                note_lost(shared, id, &why);
+            }
+        }
+    }
+    kept
 }
 
 /// Memory of a device needs its context, so that comes before.

@@ -1,5 +1,6 @@
-//! Arrays, and textures and surfaces of them and of device memory.
+//! Arrays, textures and surfaces of them and of device memory, and a graph that copies one.
 
+use super::graphs::instantiate;
 use super::{Status, memory, submit};
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
@@ -204,6 +205,9 @@ pub struct Textures {
     others: Vec<CUtexObject>,
     /// A texture whose memory is freed.
     _dangling: CUtexObject,
+    /// Copies the volume to `copied`.
+    copies: CUgraphExec,
+    copied: CUdeviceptr,
     round: u32,
 }
 
@@ -232,7 +236,10 @@ impl Textures {
         let (freed, of_freed) = line(64)?;
         let dangling = texture(&of_freed)?;
         cu!(cuMemFree_v2, freed).ok()?;
+        let copied = memory(4 * of_volume.content.len())?;
         let mut textures = Textures {
+            copies: copy_of(&of_volume, copied)?,
+            copied,
             through,
             store,
             out: memory(4 * WIDTH * ROWS)?,
@@ -291,7 +298,12 @@ impl Textures {
                 return Ok(false);
             }
         }
-        Ok((0..found.len()).all(|at| found[at] == expected(at)))
+        cu!(cuGraphLaunch, self.copies, CUstream::NULL).ok()?;
+        let mut copied = vec![0u32; self.volume.content.len()];
+        let bytes = 4 * copied.len();
+        cu!(cuMemcpyDtoH_v2, copied.as_mut_ptr(), self.copied, bytes).ok()?;
+        let is_copied = copied == self.volume.content;
+        Ok(is_copied && (0..found.len()).all(|at| found[at] == expected(at)))
     }
 
     fn change(&mut self) -> Status {
@@ -336,6 +348,24 @@ impl Textures {
         self.change()?;
         Ok(Some(self.round))
     }
+}
+
+/// An instance of a captured graph that copies an array to device memory.
+fn copy_of(array: &Array, to: CUdeviceptr) -> Status<CUgraphExec> {
+    let mut stream = CUstream::NULL;
+    cu!(cuStreamCreate, &mut stream, CU_STREAM_NON_BLOCKING).ok()?;
+    let mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    cu!(cuStreamBeginCapture_v2, stream, mode).ok()?;
+    let copy = CUDA_MEMCPY3D {
+        src_type: CU_MEMORYTYPE_ARRAY,
+        dst_type: CU_MEMORYTYPE_DEVICE,
+        dst_device: to,
+        ..array.copy()
+    };
+    cu!(cuMemcpy3DAsync_v2, &raw const copy, stream).ok()?;
+    let mut graph = CUgraph::NULL;
+    cu!(cuStreamEndCapture, stream, &mut graph).ok()?;
+    instantiate(graph)
 }
 
 /// The levels of a mipmapped array.

@@ -502,20 +502,15 @@ fn nodes_added(t: &mut Table) {
             };
             add_new(s, CU_GRAPH_NODE_TYPE_MEMCPY).with(&does)
         })
-        // softgpu copies no arrays in graphs.
-        .handle_where(
-            Kind::Array,
-            (CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_INVALID_HANDLE),
-            |s, array| {
-                let does = CUDA_MEMCPY3D {
-                    dst_type: CU_MEMORYTYPE_ARRAY,
-                    dst_array: array,
-                    width: 64,
-                    ..copy(start(s), start(s))
-                };
-                add_new(s, CU_GRAPH_NODE_TYPE_MEMCPY).with(&does)
-            },
-        )
+        .handle(Kind::Array, CUDA_ERROR_INVALID_HANDLE, |s, array| {
+            let does = CUDA_MEMCPY3D {
+                dst_type: CU_MEMORYTYPE_ARRAY,
+                dst_array: array,
+                width: 64,
+                ..copy(start(s), start(s))
+            };
+            add_new(s, CU_GRAPH_NODE_TYPE_MEMCPY).with(&does)
+        })
         .refused("an unknown kind of memory", CUDA_ERROR_INVALID_VALUE, |s| {
             let does = CUDA_MEMCPY3D {
                 dst_type: 99,
