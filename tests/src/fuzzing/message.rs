@@ -121,10 +121,7 @@ pub fn is_of_graphs(op: Op) -> bool {
 fn binds(op: Op) -> bool {
     matches!(
         op,
-        Op::ArrayCreate
-            | Op::ArrayPart
-            | Op::TextureCreate
-            | Op::GetReference
+        Op::GetReference
             | Op::LinkCreate
             | Op::ResourceQuery
             | Op::ResourceSplit

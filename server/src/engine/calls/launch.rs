@@ -209,10 +209,12 @@ impl Attributes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::objects::held::{Awaited, Order};
     use crate::engine::testing::{FAULT, Fixture, Function, counts, obeys, others, records};
-    use mpsshim_proto::message::Op;
     use mpsshim_proto::message::stream::EventExport;
+    use mpsshim_proto::message::{EventOnStream, Op};
     use std::sync::atomic::{AtomicU64, Ordering};
+    use zerocopy::IntoBytes;
     const EVENT: u32 = CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT;
 
     /// A launch of a new function in a new stream.
@@ -328,6 +330,40 @@ mod tests {
             assert_eq!(refused, status, "{id} {value:#x}");
         }
         assert_eq!((test.calls(), test.session.flow.counts.launches), (0, 0));
+    }
+
+    #[test]
+    fn a_deferred_launch_that_records_an_event_is_not_overtaken_by_a_wait_for_it() {
+        let mut test = Fixture::new(&LAUNCHES);
+        let good = Launch {
+            attributes: 1,
+            ..launch(&mut test)
+        };
+        let (event, other) = (test.event(), test.stream());
+        let wait = |stream| EventOnStream {
+            event,
+            stream,
+            ..EventOnStream::default()
+        };
+        let order = |test: &mut Fixture, op, bytes: &[u8]| {
+            test.session.order(Incoming::copied(op, 0, bytes))
+        };
+        let launched = |test: &mut Fixture, id| {
+            let message = [good.as_bytes(), &with_attribute(id, event)].concat();
+            order(test, Op::Launch, &message)
+        };
+        let at = test.session.objects.streams.index(other).expect("a stream");
+        test.session.hold(at, Awaited::passed(u64::MAX));
+        assert!(matches!(launched(&mut test, EVENT), Order::Now));
+        let at = test.session.objects.streams.index(good.stream);
+        test.session
+            .hold(at.expect("a stream"), Awaited::passed(u64::MAX));
+        let third = wait(test.stream());
+        let waits = |test: &mut Fixture| order(test, Op::StreamWaitEvent, third.as_bytes());
+        assert!(matches!(launched(&mut test, 0), Order::Taken));
+        assert!(matches!(waits(&mut test), Order::Now));
+        assert!(matches!(launched(&mut test, EVENT), Order::Taken));
+        assert!(matches!(waits(&mut test), Order::Taken));
     }
 
     static NAMED: AtomicU64 = AtomicU64::new(0);

@@ -429,7 +429,7 @@ pub struct Graphs {
     /// Whether a kernel that may call `printf` was added to any graph.
     pub prints: bool,
     /// Whether any graph has ever referred to an event.
-    pub has_events: bool,
+    has_events: bool,
     by_graph: HashMap<CUgraph, u64>,
     by_node: HashMap<CUgraphNode, u64>,
     /// Handles of images and events that graphs may reference.
@@ -1113,6 +1113,13 @@ impl Graphs {
         if self.referred.remove(&handle) && self.any() {
             self.read_again();
         }
+    }
+
+    /// Events that graphs may reference.
+    pub fn events_in_use(&self) -> impl Iterator<Item = u64> {
+        let any = self.has_events.then_some(&self.referred);
+        let handles = any.into_iter().flatten().copied();
+        handles.filter(|handle| Handle(*handle).kind() == Some(Kind::Event))
     }
 
     /// Records that a graph references this image, event or array.

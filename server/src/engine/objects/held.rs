@@ -161,12 +161,12 @@ enum Object {
 }
 
 /// Objects that determine which earlier messages a message must not overtake.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Touches {
     /// None: it may overtake all.
     Nothing,
     /// Only these.
-    Objects([Option<Object>; 2]),
+    Objects(Vec<Object>),
     /// It releases something that any earlier message may use. Later messages need not wait for it.
     Earlier,
     /// All: it must not overtake any earlier message.
@@ -267,21 +267,21 @@ impl Held {
         self.backlog.iter().any(|held| held.op == Op::GraphLaunch)
     }
 
-    fn block(&mut self, touches: Touches) {
+    fn block(&mut self, touches: &Touches) {
         if let Touches::Objects(objects) = touches {
-            self.blocked.extend(objects.into_iter().flatten());
+            self.blocked.extend(objects);
         }
     }
 
-    fn is_blocked(&self, touches: Touches, streams: &Slots<Stream>) -> bool {
+    fn is_blocked(&self, touches: &Touches, streams: &Slots<Stream>) -> bool {
         match touches {
             Touches::Nothing => false,
             Touches::Earlier | Touches::Everything => self.any(),
             Touches::Objects(objects) => {
                 let held = |object| self.blocked.contains(&object);
-                objects.into_iter().flatten().any(|object| match object {
-                    Object::Stream(at) => held(object) || self.is_behind(at, streams),
-                    Object::Event(at) => held(object) || held(Object::Read(at)),
+                objects.iter().any(|object| match *object {
+                    Object::Stream(at) => held(*object) || self.is_behind(at, streams),
+                    Object::Event(at) => held(*object) || held(Object::Read(at)),
                     Object::Read(at) => held(Object::Event(at)),
                 })
             }

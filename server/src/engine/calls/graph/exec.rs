@@ -354,7 +354,7 @@ mod tests {
     };
     use mpsshim_model::bonds::Bonds;
     use mpsshim_proto::handle::Kind;
-    use mpsshim_proto::message::Op;
+    use mpsshim_proto::message::{EventOnStream, Op};
     use std::cell::Cell;
 
     const WITH_FLAGS: &str = "cuGraphInstantiateWithFlags";
@@ -378,25 +378,34 @@ mod tests {
         exec_of(test, graph)
     }
 
-    /// A record that is deferred is the event's latest for a graph that is launched behind it.
+    /// A record that is deferred is the event's latest for a graph that is launched behind it, and a wait behind the launch is
+    /// for the record in the graph.
     #[test]
-    fn a_launch_of_a_graph_with_events_overtakes_nothing_deferred() {
+    fn a_launch_of_a_graph_with_events_overtakes_no_call_on_them_nor_is_overtaken() {
         let mut test = Fixture::new(&[]);
         let (exec, held, stream) = (exec(&mut test), test.stream(), test.stream());
         let body = GraphLaunch { exec, stream };
-        let held = test.session.objects.streams.index(held).expect("a stream");
-        test.session.hold(held, Awaited::passed(u64::MAX));
-        let order = |test: &mut Fixture| {
-            let message = Incoming::copied(Op::GraphLaunch, 0, body.as_bytes());
-            test.session.order(message)
-        };
-        assert!(matches!(order(&mut test), Order::Now));
+        let at = test.session.objects.streams.index(held).expect("a stream");
+        test.session.hold(at, Awaited::passed(u64::MAX));
+        let order =
+            |test: &mut Fixture, op, body: &[u8]| test.session.order(Incoming::copied(op, 0, body));
+        let launch = |test: &mut Fixture| order(test, Op::GraphLaunch, body.as_bytes());
         let image = test.image(Kind::Module);
         test.session.objects.graphs.refer_to(image);
-        assert!(matches!(order(&mut test), Order::Now));
         let event = test.event();
         test.session.objects.graphs.refer_to(event);
-        assert!(matches!(order(&mut test), Order::Stays));
+        assert!(matches!(launch(&mut test), Order::Now));
+        let on = |stream| EventOnStream {
+            event,
+            stream,
+            ..EventOnStream::default()
+        };
+        let record = order(&mut test, Op::EventRecord, on(held).as_bytes());
+        assert!(matches!(record, Order::Taken));
+        assert!(matches!(launch(&mut test), Order::Taken));
+        let other = on(test.stream());
+        let wait = order(&mut test, Op::StreamWaitEvent, other.as_bytes());
+        assert!(matches!(wait, Order::Taken));
     }
 
     /// The client's functions have run already, or some of them.

@@ -13,7 +13,7 @@ use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::handle::Handle;
-use mpsshim_proto::message::{EventOnStream, Launch, MarkEvent, Op};
+use mpsshim_proto::message::{ATTRIBUTES_MAX, EventOnStream, Launch, MarkEvent, Op};
 use mpsshim_proto::ops::{Ordering, Touch};
 use mpsshim_proto::segment::reached;
 use std::mem::{offset_of, take};
@@ -29,7 +29,7 @@ impl Session {
     /// Decides whether the next message may be executed while others are deferred.
     pub fn order(&mut self, message: Incoming<'_>) -> Order {
         let touches = self.touches(message);
-        if !self.inbox.held.is_blocked(touches, &self.objects.streams) {
+        if !self.inbox.held.is_blocked(&touches, &self.objects.streams) {
             return Order::Now;
         }
         if matches!(message.op, Op::EventQuery | Op::EventElapsed) {
@@ -51,7 +51,7 @@ impl Session {
         let bytes = message.whole();
         let taken = self.take_event(message);
         self.inbox.held.bytes += len;
-        self.inbox.held.block(touches);
+        self.inbox.held.block(&touches);
         self.inbox.held.backlog.push_back(Deferred {
             op: message.op,
             token: message.token,
@@ -67,7 +67,7 @@ impl Session {
         let touches = self.touches(Incoming::copied(op, token, &bytes));
         let held = &mut self.inbox.held;
         held.bytes += bytes.len();
-        held.block(touches);
+        held.block(&touches);
         held.backlog.push_back(Deferred {
             op,
             token,
@@ -160,7 +160,7 @@ impl Session {
         }
         let mut worked = released;
         for mut next in take(&mut held.backlog) {
-            let waits = match next.touches {
+            let waits = match &next.touches {
                 Touches::Earlier => !self.inbox.held.backlog.is_empty(),
                 touches => self.inbox.held.is_blocked(touches, &self.objects.streams),
             };
@@ -199,7 +199,7 @@ impl Session {
                         if self
                             .inbox
                             .held
-                            .is_blocked(next.touches, &self.objects.streams) => {}
+                            .is_blocked(&next.touches, &self.objects.streams) => {}
                     Err(Undone::Later) => self.inbox.held.full = true,
                     Err(Undone::Alone) => {
                         (self.inbox.held.full, self.flow.wants_moment) = (true, true)
@@ -208,7 +208,7 @@ impl Session {
                 }
                 next.bytes = bytes;
             }
-            self.inbox.held.block(next.touches);
+            self.inbox.held.block(&next.touches);
             self.inbox.held.backlog.push_back(next);
         }
         Ok(worked)
@@ -312,18 +312,17 @@ impl Session {
         match message.op.ordering() {
             Ordering::Free => Touches::Nothing,
             Ordering::Objects(touched) => {
-                let mut objects = [None; 2];
-                for (object, touch) in objects.iter_mut().zip(touched) {
-                    *object = Some(self.touched(message, *touch));
-                }
-                Touches::Objects(objects)
+                let touched = touched.iter().map(|touch| self.touched(message, *touch));
+                Touches::Objects(touched.collect())
             }
-            Ordering::Launch(_) if self.launch_names_events(message) => Touches::Everything,
             Ordering::Optional(stream) if self.handle_in(message, stream).0 == 0 => {
                 Touches::Nothing
             }
-            Ordering::Launch(stream) | Ordering::Optional(stream) => {
-                Touches::Objects([Some(self.touched(message, stream)), None])
+            Ordering::Optional(stream) => Touches::Objects(vec![self.touched(message, stream)]),
+            Ordering::Launch(stream) => {
+                let mut objects = self.events_of_launch(message);
+                objects.push(self.touched(message, stream));
+                Touches::Objects(objects)
             }
             Ordering::Instances if self.inbox.held.has_launches() => Touches::Everything,
             Ordering::Instances => Touches::Nothing,
@@ -346,19 +345,33 @@ impl Session {
         Handle(message.word(at))
     }
 
-    /// Whether a launch may record events or wait for them: attributes of a kernel's, nodes of a graph's.
-    fn launch_names_events(&self, message: Incoming<'_>) -> bool {
+    /// The events that a launch may record or wait for: those in a kernel's attributes, or all events of the session's graphs.
+    fn events_of_launch(&self, message: Incoming<'_>) -> Vec<Object> {
+        let event = |handle: u64| Object::Event(Handle(handle).index() as usize);
         if message.op == Op::GraphLaunch {
-            return self.objects.graphs.has_events;
+            return self.objects.graphs.events_in_use().map(event).collect();
         }
-        let events = self
-            .inbox
-            .held
-            .blocked
-            .iter()
-            .any(|object| !matches!(object, Object::Stream(_)));
-        let mut count = [0; 4];
-        let _ = message.copy_out(offset_of!(Launch, attributes), &mut count);
-        events && count != [0; 4]
+        let word = |at: usize| {
+            let mut bytes = [0; 4];
+            let is_there = message.copy_out(at, &mut bytes);
+            is_there.then(|| u32::from_le_bytes(bytes))
+        };
+        let field = |at| word(at).unwrap_or_default() as usize;
+        let count = field(offset_of!(Launch, attributes)).min(ATTRIBUTES_MAX);
+        let params = field(offset_of!(Launch, param_len)).next_multiple_of(8);
+        let first = size_of::<Launch>() + params;
+        let attributes = (0..count).map(|at| first + at * size_of::<CUlaunchAttribute>());
+        let named = attributes.filter_map(|at| match word(at)? {
+            CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT
+            | CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT => {
+                let mut handle = [0; 8];
+                let value = at + offset_of!(CUlaunchAttribute, value);
+                message
+                    .copy_out(value, &mut handle)
+                    .then(|| u64::from_le_bytes(handle))
+            }
+            _ => None,
+        });
+        named.map(event).collect()
     }
 }
