@@ -514,8 +514,11 @@ impl Servers {
             }
             return self.note_end_of_standby(of, server.loads.is_pending());
         }
+        // While it is restarted once more, the last client that it was left with may end, and the server with it.
+        let ended_with_last = server.left_behind && clients == 0;
         match server.state {
             State::Stopping => {}
+            State::HandingOver if ended_with_last && status.is_none_or(|one| one.success()) => {}
             State::HandedOver => {
                 tracing::error!(
                     "Server {pid} has handed over {clients} clients, and no server could go on with them"
