@@ -166,9 +166,9 @@ macro_rules! for_each_op {
             /// Frees memory in the order of a stream.
             PoolFree = 203: Async pool_free(memory::PoolFree); Dispatch, [Stream stream], Never, Nothing, Nothing;
             /// Revokes the IPC handles of an allocation, which is being freed.
-            IpcForget = 204: Async ipc_forget(Object); Dispatch, Everything, Never, Nothing, Binds;
+            IpcForget = 204: Async ipc_forget(Object); Dispatch, Everything, Never, Nothing, Own;
             /// Closes memory that was opened by an IPC handle.
-            IpcClose = 205: Async ipc_close(Object); SlowSubmits, Everything, Never, Nothing, Binds;
+            IpcClose = 205: Async ipc_close(Object); SlowSubmits, Everything, Never, Nothing, Own;
             /// Unregisters a file's memory.
             FileUnregister = 206: Async file_unregister(Object); Dispatch, Everything, Never, Nothing, Binds;
             /// Reserves addresses.
@@ -214,9 +214,9 @@ macro_rules! for_each_op {
             /// Imports an allocation of an imported pool.
             PoolImportPointer = 240: Request pool_import_pointer(memory::PoolImportPointer) -> Range; SlowSubmits, Free, Never, Nothing, Binds;
             /// An IPC handle of an allocation.
-            IpcShare = 250: Request ipc_share(Range) -> memory::Opaque; Dispatch, Free, Never, Nothing, Binds;
+            IpcShare = 250: Request ipc_share(Range) -> memory::Opaque; Dispatch, Free, Never, Nothing, Own;
             /// Opens memory by an IPC handle.
-            IpcOpen = 251: Request ipc_open(memory::IpcOpen) -> memory::IpcOpened; SlowSubmits, Free, Never, Nothing, Binds;
+            IpcOpen = 251: Request ipc_open(memory::IpcOpen) -> memory::IpcOpened; SlowSubmits, Free, Never, Nothing, Own;
             /// Registers a file's memory from a descriptor. Trailing: `FilePart`s.
             FileRegister = 252: Request file_register(memory::FileRegister, rest) -> Range; SlowSubmits, Free, Never, Nothing, Binds;
             /// Enables or disables access between devices.

@@ -573,6 +573,42 @@ fn arrays_and_textures_go_on_as_they_were() {
 }
 
 #[test]
+fn memory_that_programs_share_goes_on_with_them() {
+    let place = daemon_without_quarantine();
+    let [mut owner, mut other] = [(); 2].map(|()| Survivor::start(&place));
+    let handle = owner.ask("give");
+    let open = format!("open {handle}");
+    assert_eq!(other.ask(&open), "opened");
+    for round in 1..=4 {
+        for (writer, reader) in [(0, 1), (1, 0)] {
+            let both = [&mut owner, &mut other];
+            let value = 10 * round + writer as u32;
+            assert_eq!(both[writer].ask(&format!("write {value}")), "written");
+            end_server(&place, 2, round);
+            let both = [&mut owner, &mut other];
+            assert_eq!(both[reader].ask("read"), value.to_string());
+        }
+    }
+    // Its handle is the same in each server.
+    let mut third = Survivor::start(&place);
+    assert_eq!(third.ask(&open), "opened");
+    assert_eq!(other.ask("close"), "closed");
+    assert_eq!(owner.ask("write 77"), "written");
+    owner.round();
+    owner.end();
+    // Memory whose owner has ended.
+    for round in 5..=6 {
+        end_server(&place, 2, round);
+        assert_eq!(third.ask("read"), "77");
+    }
+    other.round();
+    third.round();
+    other.end();
+    third.end();
+    wait_until("the clients have gone", || clients(&place).is_empty());
+}
+
+#[test]
 fn new_clients_have_other_textures_than_those_that_go_on() {
     let place = daemon_without_quarantine();
     let mut survivors: Vec<Survivor> = Vec::new();

@@ -315,6 +315,29 @@ fn arrays_and_textures_go_to_the_next_server() {
 }
 
 #[test]
+fn programs_that_share_memory_stay_together() {
+    let place = daemon();
+    let [mut owner, mut other, mut third] = [(); 3].map(|()| Survivor::start(&place));
+    let handle = owner.ask("give");
+    assert_eq!(other.ask(&format!("open {handle}")), "opened");
+    assert_eq!(owner.ask("write 5"), "written");
+    assert_eq!(owner.ask("graph"), "graph");
+    let old = server(&place).expect("a server");
+    let done = place.control(&["restart_server", &old.to_string()]);
+    assert_eq!(done.code, 0, "{}", done.out);
+    for why in [
+        "is bound by graphs",
+        "shares memory with a client that stays",
+    ] {
+        assert!(done.out.contains(why), "{}", done.out);
+    }
+    assert_eq!(other.ask("read"), "5");
+    for survivor in [&mut owner, &mut other, &mut third] {
+        survivor.round();
+    }
+}
+
+#[test]
 fn sessions_that_part_again_and_again_keep_all_they_have() {
     let place = daemon();
     let mut moving: Vec<Survivor> = (0..3).map(|_| Survivor::start(&place)).collect();

@@ -57,6 +57,10 @@ macro_rules! for_each_kind {
             Array = 30: 1, Memory, Alone;
             /// A texture object, or with [`SURFACE`] a surface object; the key is its value.
             Texture = 31: 1, Contents, Alone;
+            /// Device memory that other sessions may open; the key is its first address.
+            Given = 32: 1, Objects, Alone;
+            /// Device memory of another session that the session has open; the key is its first address.
+            Opened = 33: 1, Contents, Alone;
         }
     };
 }
@@ -196,7 +200,7 @@ mod tests {
     fn a_number_names_its_kind() {
         let known = (0..100).filter_map(Kind::of);
         let known: Vec<Kind> = known.collect();
-        assert_eq!(known.len(), 25);
+        assert_eq!(known.len(), 27);
         assert!(
             known
                 .iter()

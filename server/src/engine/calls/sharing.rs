@@ -10,10 +10,10 @@ use crate::engine::calls::memory::{finish_releases, pin};
 use crate::engine::calls::module::receive_descriptor;
 use crate::engine::calls::pool;
 use crate::engine::calls::virtual_memory::{may_be_exported_memory, send_descriptor};
-use crate::engine::gpu::devices::Grant;
 use crate::engine::lasting::describe_gone;
 use crate::engine::lasting::files::{describe_file, describe_file_end};
 use crate::engine::lasting::memory as lasting;
+use crate::engine::lasting::shares::{describe_given, describe_opened, keep_in_place};
 use crate::engine::objects::files::{Payment, bytes_mapped};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -53,15 +53,8 @@ pub fn ipc_share(session: &mut Session, shared: &Shared, body: Range) -> Reply {
         .objects
         .sharing
         .share(&shared.roster.shares, who, range, grant)?;
+    describe_given(session, body.start);
     Ok(handle.to_vec())
-}
-
-/// Memory that another session or process may use does not move to host memory.
-fn keep_in_place(session: &Session, grant: &Grant) {
-    if grant.note_stays() && !arena::is_managed(grant.start) {
-        let suspension = &session.shared.suspension;
-        suspension.take_movable(grant.device, grant.len);
-    }
 }
 
 /// Revokes the handle of an allocation that has been freed.
@@ -70,6 +63,7 @@ pub fn ipc_forget(session: &mut Session, shared: &Shared, body: Object) -> Resul
         .objects
         .sharing
         .forget(&shared.roster.shares, body.object);
+    describe_given(session, body.object);
     Ok(())
 }
 
@@ -93,6 +87,8 @@ pub fn ipc_open(session: &mut Session, shared: &Shared, body: IpcOpen) -> Reply 
         }
         return Err(status.into());
     }
+    session.objects.sharing.note_user(start, user.ordinal);
+    describe_opened(session, start);
     Ok(IpcOpened {
         start,
         len,
@@ -105,7 +101,9 @@ pub fn ipc_open(session: &mut Session, shared: &Shared, body: IpcOpen) -> Reply 
 
 /// `cuIpcCloseMemHandle`.
 pub fn ipc_close(session: &mut Session, shared: &Shared, body: Object) -> Result<(), CallError> {
-    if let Some(grant) = session.objects.sharing.close(body.object)? {
+    let closed = session.objects.sharing.close(body.object)?;
+    describe_opened(session, body.object);
+    if let Some(grant) = closed {
         grant.left_by(&session.account);
         // If its owner has ended, the memory is freed here, after this session's work.
         session.objects.releasing.push(grant);

@@ -6,17 +6,18 @@
 
 use crate::engine::base::account::{Account, Memory};
 use crate::engine::base::bounds;
+use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::devices::Grant;
 use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Weak};
 
 /// Identifies a handle created by the server.
 const MAGIC: [u8; 16] = *b"mpsshim memory 1";
 
 /// A random number that cannot be guessed.
-type Token = [u8; 32];
+pub type Token = [u8; 32];
 
 #[derive(Debug)]
 struct Share {
@@ -29,7 +30,29 @@ struct Share {
 
 /// All valid handles.
 #[derive(Debug, Default)]
-pub struct Shares(Mutex<HashMap<Token, Share>>);
+pub struct Shares {
+    tokens: Mutex<HashMap<Token, Share>>,
+    /// Memory of the sessions that are being restored, by first address.
+    restored: Mutex<HashMap<u64, Weak<Grant>>>,
+}
+
+impl Shares {
+    /// Notes memory of a session that is being restored.
+    pub fn note_restored(&self, grant: &Arc<Grant>) {
+        let mut restored = self.restored.lock();
+        restored.insert(grant.start, Arc::downgrade(grant));
+    }
+
+    /// The memory of a session that has been restored; `None` if its owner has ended or freed it.
+    pub fn restored(&self, start: u64) -> Option<Arc<Grant>> {
+        self.restored.lock().get(&start)?.upgrade()
+    }
+
+    /// Forgets what [`Shares::note_restored`] has noted.
+    pub fn end_restoring(&self) {
+        self.restored.lock().clear();
+    }
+}
 
 /// Another session's memory that this session has open.
 #[derive(Debug)]
@@ -38,6 +61,20 @@ struct Opened {
     grant: Arc<Grant>,
     /// Number of closes still required.
     count: u32,
+    /// Devices for which it was opened.
+    users: BTreeSet<Ordinal>,
+}
+
+/// Memory of another session that a session has open.
+pub struct Open<'a> {
+    /// Bytes.
+    pub len: u64,
+    /// The grant that it is a part of.
+    pub grant: &'a Arc<Grant>,
+    /// Number of closes still required.
+    pub count: u32,
+    /// Devices for which it was opened.
+    pub users: &'a BTreeSet<Ordinal>,
 }
 
 /// The memory that a session shares, and the memory it has open.
@@ -73,6 +110,7 @@ fn random() -> Result<Token, CUresult> {
 
 impl Sharing {
     /// Whether nothing is shared or open.
+    #[cfg(test)]
     pub fn is_untouched(&self) -> bool {
         self.given.is_empty() && self.opened.is_empty()
     }
@@ -106,7 +144,7 @@ impl Sharing {
             len,
             grant: Arc::downgrade(grant),
         };
-        shares.0.lock().insert(token, share);
+        shares.tokens.lock().insert(token, share);
         self.given.insert(start, (len, token));
         Ok(handle_of(&token))
     }
@@ -114,7 +152,7 @@ impl Sharing {
     /// Invalidates the handle of the allocation at `start`, which is being freed.
     pub fn forget(&mut self, shares: &Shares, start: u64) {
         if let Some((_, token)) = self.given.remove(&start) {
-            shares.0.lock().remove(&token);
+            shares.tokens.lock().remove(&token);
         }
     }
 
@@ -134,7 +172,7 @@ impl Sharing {
     ) -> Result<(u64, u64, Arc<Grant>), CUresult> {
         let token = token_of(handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let (start, len, grant) = {
-            let shares = shares.0.lock();
+            let shares = shares.tokens.lock();
             let share = shares.get(&token).ok_or(CUDA_ERROR_INVALID_VALUE)?;
             if share.uid != uid {
                 return Err(CUDA_ERROR_INVALID_VALUE);
@@ -160,12 +198,77 @@ impl Sharing {
                 return Err(CUDA_ERROR_OUT_OF_MEMORY);
             }
             None => {
-                let count = 1;
+                let (count, users) = (1, BTreeSet::new());
                 grant.opened_by(account);
-                self.opened.insert(start, Opened { len, grant, count });
+                let opened = Opened {
+                    len,
+                    grant,
+                    count,
+                    users,
+                };
+                self.opened.insert(start, opened);
             }
         }
         Ok((start, len, held))
+    }
+
+    /// The token of the memory that is shared from `start` on, and its bytes.
+    pub fn given(&self, start: u64) -> Option<(u64, Token)> {
+        self.given.get(&start).copied()
+    }
+
+    /// The memory of another session that is open from `start` on.
+    pub fn opened(&self, start: u64) -> Option<Open<'_>> {
+        self.opened.get(&start).map(|opened| Open {
+            len: opened.len,
+            grant: &opened.grant,
+            count: opened.count,
+            users: &opened.users,
+        })
+    }
+
+    /// Notes a device for which memory of another session was opened.
+    pub fn note_user(&mut self, start: u64, device: Ordinal) {
+        if let Some(opened) = self.opened.get_mut(&start) {
+            opened.users.insert(device);
+        }
+    }
+
+    /// Shares memory again under the token that it had in an earlier server.
+    pub fn give_again(
+        &mut self,
+        shares: &Shares,
+        (session, uid): (u64, u32),
+        (start, len, token): (u64, u64, Token),
+        grant: &Arc<Grant>,
+    ) {
+        let share = Share {
+            session,
+            uid,
+            start,
+            len,
+            grant: Arc::downgrade(grant),
+        };
+        shares.tokens.lock().insert(token, share);
+        self.given.insert(start, (len, token));
+    }
+
+    /// Opens memory again that was open in an earlier server, this many times.
+    pub fn open_again(
+        &mut self,
+        account: &Account,
+        (start, len): (u64, u64),
+        grant: Arc<Grant>,
+        (count, users): (u32, BTreeSet<Ordinal>),
+    ) {
+        grant.opened_by(account);
+        let opened = Opened {
+            len,
+            grant,
+            count,
+            users,
+        };
+        self.opened.insert(start, opened);
     }
 
     /// Closes the memory that begins at `start`. Returns the grant if this was the last close.
@@ -196,7 +299,7 @@ impl Sharing {
 
     /// Invalidates all handles and closes all memory. Returns the grants that were open.
     pub fn clear(&mut self, shares: &Shares) -> Vec<Arc<Grant>> {
-        let mut all = shares.0.lock();
+        let mut all = shares.tokens.lock();
         for (_, token) in std::mem::take(&mut self.given).into_values() {
             all.remove(&token);
         }

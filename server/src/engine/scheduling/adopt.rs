@@ -16,6 +16,7 @@ use crate::engine::base::side::{self, Side};
 use crate::engine::gpu::client_segment::Segment;
 use crate::engine::images::contents::Content;
 use crate::engine::lasting::messages::Client;
+use crate::engine::lasting::shares::{block_of, keep_in_place};
 use crate::engine::lasting::{self, Left, Lost};
 use crate::engine::scheduling::dispatch;
 use crate::engine::scheduling::repeating::{InFlight, Restored, repeat_all};
@@ -35,7 +36,7 @@ use mpsshim_proto::ring::Consumer;
 use mpsshim_proto::segment::{self, RingMemory, reached};
 use mpsshim_proto::shm::{Doorbell, Mapping};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -132,6 +133,7 @@ fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
         begun.map_err(|why| note_lost(shared, id, &why)).ok()
     });
     let begun: Vec<Begun> = begun.collect();
+    let begun = open_memory(shared, begun, &mut left, &mut spent);
     let mut begun = make_textures(shared, begun, &mut spent);
     // The next one is taken from the end: those with few objects first.
     begun.sort_by_key(|one| std::cmp::Reverse(one.records.len()));
@@ -249,31 +251,74 @@ fn begin(shared: &Arc<Shared>, id: u64, left: &mut Left, spent: &mut Spent) -> R
     }
 }
 
-/// Restores the texture and surface objects of all sessions in the order of their numbers, in which the driver gives them in
-/// a new context. Returns the sessions that have all of theirs.
-fn make_textures(shared: &Arc<Shared>, mut begun: Vec<Begun>, spent: &mut Spent) -> Vec<Begun> {
-    let mut textures: Vec<(usize, Record)> = Vec::new();
-    for (at, one) in begun.iter_mut().enumerate() {
-        let found = one
-            .records
-            .extract_if(.., |record| record.kind == Kind::Texture);
-        textures.extend(found.map(|record| (at, record)));
+/// Opens the memory again that sessions have opened of others.
+fn open_memory(
+    shared: &Arc<Shared>,
+    mut begun: Vec<Begun>,
+    left: &mut Left,
+    spent: &mut Spent,
+) -> Vec<Begun> {
+    let opened = take_records(&mut begun, Kind::Opened);
+    if opened.is_empty() {
+        return begun;
     }
+    let blocks: BTreeSet<u64> = opened
+        .iter()
+        .filter_map(|(_, record)| block_of(record))
+        .collect();
+    for Begun { session, .. } in &begun {
+        let grants = session.objects.grants.values();
+        for grant in grants.filter(|grant| blocks.contains(&grant.start)) {
+            keep_in_place(session, grant);
+            shared.roster.shares.note_restored(grant);
+        }
+    }
+    let begun = make_each(shared, begun, opened, left, spent);
+    shared.roster.shares.end_restoring();
+    begun
+}
+
+/// Restores the texture and surface objects of all sessions in the order of their numbers, in which the driver gives them in
+/// a new context.
+fn make_textures(shared: &Arc<Shared>, mut begun: Vec<Begun>, spent: &mut Spent) -> Vec<Begun> {
+    let mut textures = take_records(&mut begun, Kind::Texture);
     textures.sort_by_key(|(_, record)| record.key & !SURFACE);
+    // Only memory has descriptors.
+    let begun = make_each(shared, begun, textures, &mut Left::new(), spent);
+    shared.gpu.texture_numbers.clear(&shared.gpu);
+    begun
+}
+
+/// Takes the records of a kind, with the positions of their sessions.
+fn take_records(begun: &mut [Begun], kind: Kind) -> Vec<(usize, Record)> {
+    let mut taken = Vec::new();
+    for (at, one) in begun.iter_mut().enumerate() {
+        let found = one.records.extract_if(.., |record| record.kind == kind);
+        taken.extend(found.map(|record| (at, record)));
+    }
+    taken
+}
+
+/// Restores objects of several sessions, in this order. Returns the sessions that have all of theirs.
+fn make_each(
+    shared: &Arc<Shared>,
+    mut begun: Vec<Begun>,
+    records: Vec<(usize, Record)>,
+    left: &mut Left,
+    spent: &mut Spent,
+) -> Vec<Begun> {
     let mut lost: BTreeMap<usize, Lost> = BTreeMap::new();
-    for (at, record) in textures {
+    for (at, record) in records {
         if lost.contains_key(&at) {
             continue;
         }
         let session = &mut begun[at].session;
         session.enter();
-        // Only memory has descriptors.
         let record = std::slice::from_ref(&record);
-        if let Err(why) = realise(shared, session, record, &mut Left::new(), spent) {
+        if let Err(why) = realise(shared, session, record, left, spent) {
             lost.insert(at, why);
         }
     }
-    shared.gpu.texture_numbers.clear(&shared.gpu);
     let mut kept = Vec::new();
     for (at, one) in begun.into_iter().enumerate() {
         match lost.remove(&at) {
@@ -582,6 +627,7 @@ mod kinds {
     pub use crate::engine::lasting::memory::{Host, Memory};
     pub use crate::engine::lasting::messages::{Client, Leaves};
     pub use crate::engine::lasting::pools::{Pool, PoolMemory};
+    pub use crate::engine::lasting::shares::{Given, Opened};
     pub use crate::engine::lasting::times::{Captured, Time};
     pub use crate::engine::lasting::virtual_memory::{
         Access, Mapping, Physical, Released, Reservation,
@@ -616,7 +662,6 @@ mod tests {
     use mpsshim_proto::ring::Producer;
     use mpsshim_proto::shm::sealed_memfd;
     use mpsshim_proto::wire;
-    use std::collections::BTreeSet;
 
     /// A record of each kind, as written by a server: lines of [`Record`]'s `Display`. With
     /// `mpsshim_server::engine::scheduling::adopt=trace` in `MPSSHIM_LOG`, server.log has the records of each restored session.

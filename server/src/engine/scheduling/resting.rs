@@ -124,6 +124,9 @@ impl Shared {
                 .into_iter()
                 .filter(|Stays(session, _)| rests(session)),
         );
+        if !force {
+            self.stay_together(&mut stay, rests);
+        }
         for Stays(session, why) in &stay {
             if force {
                 tracing::warn!("Ending client {}: it {why}", session.info);
@@ -310,6 +313,31 @@ impl Shared {
         match copied {
             true => Ok(other),
             false => Err("the keeper for the next server is full".into()),
+        }
+    }
+
+    /// Adds the sessions that are at rest and share memory with others of their user, if one of these stays.
+    fn stay_together(&self, stay: &mut Vec<Stays>, rests: impl Fn(&Arc<SessionShared>) -> bool) {
+        let is_connected = |session: &SessionShared| session.connected.load(Ordering::Relaxed);
+        let connected = stay
+            .iter()
+            .filter(|Stays(session, _)| is_connected(session));
+        let users: BTreeSet<u32> = connected
+            .map(|Stays(session, _)| session.info.uid)
+            .collect();
+        let staying = numbers(stay);
+        for session in self.roster.session_list() {
+            let is_new = !staying.contains(&session.info.session);
+            if is_new
+                && is_connected(&session)
+                && users.contains(&session.info.uid)
+                && rests(&session)
+            {
+                stay.push(Stays(
+                    session,
+                    "shares memory with a client that stays".into(),
+                ));
+            }
         }
     }
 

@@ -68,7 +68,7 @@ impl Objects {
             evicted: _,
             releasing: _,
             leaving: _,
-            sharing,
+            sharing: _,
             peers,
             helpers,
             files: _,
@@ -94,7 +94,6 @@ impl Objects {
             NextServer => both
                 .with(graphs.bonds(), true)
                 .with(pools.bonds(), true)
-                .with(Bonds::SHARED, !sharing.is_untouched())
                 .with(Bonds::PARTITIONS, !resources.is_empty())
                 .with(Bonds::LINKERS, links.len() > 0),
             Annex => {

@@ -70,6 +70,8 @@ pub struct SessionShared {
     pub devices: AtomicU64,
     /// Number of its [`Side`].
     pub side: AtomicU8,
+    /// Whether it has shared memory with other sessions, or opened memory of others.
+    pub connected: AtomicBool,
     /// Bytes it holds and may hold.
     pub account: Account,
     /// Active-thread percentage and priority it came with.
@@ -122,6 +124,7 @@ impl SessionShared {
             left: Mutex::default(),
             devices: AtomicU64::new(0),
             side: AtomicU8::new(Side::MAIN.index() as u8),
+            connected: AtomicBool::new(false),
             account,
             terms,
             flags: Holder::new(uid),

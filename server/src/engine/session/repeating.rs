@@ -81,6 +81,8 @@ fn role(op: Op) -> Role {
         | Op::AddressFree
         | Op::PhysicalRelease
         | Op::ArrayDestroy
+        | Op::IpcClose
+        | Op::IpcForget
         | Op::TextureDestroy
         | Op::StreamAttribute => Role::Changes,
         // These tell of work that is complete, or end the use of memory.

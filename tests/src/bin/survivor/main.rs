@@ -33,6 +33,8 @@
 //! - `library`, `module`: loads a text of its own as a library or a module, and looks up its kernels; `library`, `module`;
 //! - `link`: leaves the address of a variable in another one; `linked`;
 //! - `share`: offers a block of device memory to other processes; `shared`;
+//! - `give`: allocates memory that other processes may open; its handle. `open HANDLE`: opens it; `opened`. `close`: closes it;
+//!   `closed`. `write N`: writes a value to such memory; `written`. `read`: the value in it;
 //! - `infer MS`: serves requests for some milliseconds and looks at their results; always has kernels in flight;
 //!   `inferred N` with the number of requests. `infer-registered MS`, at first: the results come to registered memory;
 //! - `step ROUNDS`: has kernels count in variables and an instance of a graph launched with other parameters, looks at the
@@ -50,6 +52,7 @@
 mod constants;
 mod graphs;
 mod infer;
+mod lent;
 mod loops;
 mod pools;
 mod registered;
@@ -61,6 +64,7 @@ mod textures;
 use constants::Constants;
 use graphs::{Graphs, Unloaded};
 use infer::Infer;
+use lent::Lent;
 use loops::Loops;
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
@@ -560,11 +564,12 @@ fn run() -> Status<bool> {
     let mut steps: Option<Steps> = None;
     let mut registered: Option<Registered> = None;
     let mut textures: Option<Textures> = None;
+    let mut lent: Option<Lent> = None;
     say("started");
     for line in io::stdin().lock().lines() {
         let line = line.unwrap_or_default();
-        let (command, argument) = line.split_once(' ').unwrap_or((&line, "0"));
-        let argument: u32 = argument.parse().unwrap_or(0);
+        let (command, text) = line.split_once(' ').unwrap_or((&line, "0"));
+        let argument: u32 = text.parse().unwrap_or(0);
         match command {
             "round" => {
                 let began = Instant::now();
@@ -777,6 +782,27 @@ fn run() -> Status<bool> {
                 cu!(cuIpcGetMemHandle, &mut handle, state.large).ok()?;
                 say("shared");
             }
+            "give" => {
+                let (memory, handle) = Lent::new()?;
+                lent = Some(memory);
+                say(&handle);
+            }
+            "open" => {
+                lent = Some(Lent::open(text)?);
+                say("opened");
+            }
+            "close" => {
+                lent.take().expect("memory").close()?;
+                say("closed");
+            }
+            "write" => {
+                lent.expect("memory").write(argument)?;
+                say("written");
+            }
+            "read" => match lent.expect("memory").read()? {
+                Some(value) => say(&value.to_string()),
+                None => return Ok(false),
+            },
             "wait" => {
                 extern "C" fn wait(ms: *mut c_void) {
                     std::thread::sleep(Duration::from_millis(ms as u64));
