@@ -217,7 +217,7 @@ fn mipmap(descriptor: CUDA_ARRAY3D_DESCRIPTOR, count: u32) -> R<u64> {
     insert_levels(&context, levels, contents)
 }
 
-/// A mipmapped array in memory that `map` maps so many bytes of.
+/// A mipmapped array in memory; `map` maps this many bytes of it.
 pub fn imported(
     descriptor: CUDA_ARRAY3D_DESCRIPTOR,
     count: u32,

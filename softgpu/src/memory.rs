@@ -524,7 +524,7 @@ fn number_of(fd: i32) -> Option<CUdevice> {
     number.split(' ').next()?.parse().ok()
 }
 
-/// Takes over the descriptor of a file of device memory that has so many bytes.
+/// Takes over the descriptor of a file of device memory of this many bytes.
 pub fn take_file(fd: i32, bytes: u64) -> R<OwnedFd> {
     number_of(fd).ok_or(CUDA_ERROR_INVALID_VALUE)?;
     // SAFETY: only a descriptor goes in.

@@ -355,9 +355,8 @@ fn the_clients_that_had_the_device_are_told() {
         let clients = look["clients"].as_array().expect("clients");
         assert_eq!(clients.len(), 2, "{look}");
         for (one, other) in [(0, 1), (1, 0)] {
-            let client = clients
-                .iter()
-                .find(|row| row["pid"].to_string() == pids[one]);
+            let pid = |row: &serde_json::Value| row["pid"].to_string();
+            let client = clients.iter().find(|row| pid(row) == pids[one]);
             let client = client.unwrap_or_else(|| panic!("no {} in {look}", pids[one]));
             // Unknown if the server did not answer in time.
             let Some(part) = client["device_wait_percentage"].as_f64() else {

@@ -68,7 +68,7 @@ pub fn block_of(record: &Record) -> Option<u64> {
     Some(state.block.0)
 }
 
-/// Memory of another session that the session has open. If its owner has ended, the keeper has it for this session.
+/// Open memory of another session. After the end of its owner, the keeper still holds a descriptor for this session.
 pub struct Opened;
 
 impl Lasting for Opened {

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 /// Most time charged between two samples: the session may have been on the slow lane meanwhile.
-const LONGEST: Duration = Duration::from_millis(100);
+pub const LONGEST: Duration = Duration::from_millis(100);
 
 /// The counters as other threads see them. Written only by the thread that serves the session, in separate cache lines.
 #[derive(Debug, Default)]

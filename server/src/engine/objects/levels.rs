@@ -24,6 +24,7 @@ pub use waits::{Total, Waited};
 
 use self::reserve::{Decision, Member};
 use crate::engine::gpu::reserve::Extent;
+use crate::engine::objects::activity::LONGEST;
 use crate::engine::objects::fairness::{GREATEST, LEAST};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -199,8 +200,10 @@ impl Levels {
             .map(|claim| (*claim, self.known(claim)))
             .collect();
         let fresh = 1.0 - (-over / MEMORY).exp();
+        // The time between two samples counts up to this.
+        let counted = over.min(LONGEST.as_secs_f32());
         for (claim, one) in &mut all {
-            let wanted = (claim.wanted.as_secs_f32() / over).min(1.0);
+            let wanted = (claim.wanted.as_secs_f32() / counted).min(1.0);
             one.wants += fresh * (wanted - one.wants);
             one.idle = if wanted > 0.0 { 0.0 } else { one.idle + over };
             one.long = if claim.long {
@@ -611,6 +614,25 @@ mod tests {
             given[1..].iter().all(|level| *level != Level::First),
             "{given:?}"
         );
+    }
+
+    #[test]
+    fn who_floods_stays_so_where_no_levels_were_assigned_for_long() {
+        let mut levels = Levels::default();
+        let flood = [claim(1, 1.0), claim(2, 1.0)];
+        after(&mut levels, 50, &flood);
+        for time in [LONGEST, 2 * LONGEST, 10 * LONGEST] {
+            let late = flood.map(|one| Claim {
+                wanted: LONGEST,
+                in_flight: LONGEST,
+                ..one
+            });
+            let given = levels.assign(time, &late, false);
+            assert!(given.iter().all(|one| one.level != Level::First));
+            let waited: Duration = given.iter().map(|one| one.waited.time).sum();
+            let error = waited.abs_diff(LONGEST);
+            assert!(error < LONGEST / 100, "{time:?}: {waited:?}");
+        }
     }
 
     #[test]

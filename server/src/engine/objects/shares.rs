@@ -48,7 +48,7 @@ impl Shares {
         self.restored.lock().get(&start)?.upgrade()
     }
 
-    /// Forgets what [`Shares::note_restored`] has noted.
+    /// Ends the restoring of sessions: clears the list of [`Shares::note_restored`].
     pub fn end_restoring(&self) {
         self.restored.lock().clear();
     }
