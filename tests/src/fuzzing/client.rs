@@ -74,6 +74,8 @@ pub struct Client {
     pub tokens: Vec<u32>,
     pub conditions: Vec<u64>,
     pub textures: Vec<u64>,
+    /// Whether other sessions may write to device memory of it, or it has opened memory of others.
+    pub shares_memory: bool,
     next: u32,
     token: u64,
     /// How long a message may wait.
@@ -114,6 +116,7 @@ impl Client {
             tokens: Vec::new(),
             conditions: Vec::new(),
             textures: Vec::new(),
+            shares_memory: false,
             next: SAFE_INDICES,
             token: 0,
             patience,
@@ -477,11 +480,13 @@ impl Client {
             }
             Gives::Opened => {
                 if let Ok((opened, _)) = IpcOpened::read_from_prefix(payload) {
+                    self.shares_memory = true;
                     let (start, len) = (opened.start, opened.len);
                     remember(&mut self.ranges, Range { start, len }, rng);
                 }
             }
             Gives::Opaque => {
+                self.shares_memory = true;
                 let found = Opaque::read_from_prefix(payload).map(|(found, _)| found.words);
                 remember(&mut common.opaque, found.unwrap_or_default(), rng);
             }

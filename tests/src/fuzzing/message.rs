@@ -132,8 +132,6 @@ fn binds(op: Op) -> bool {
             | Op::PhysicalImport
             | Op::PoolExport
             | Op::PoolImport
-            | Op::IpcShare
-            | Op::IpcOpen
             | Op::RangeHandle
             | Op::EventExport
             | Op::EventImport
