@@ -224,7 +224,8 @@ impl Roomy {
     ) -> Result<Option<Place>, CUresult> {
         let shares = bytes <= SHARED / 2;
         self.0.retain(|memory| memory.strong_count() > 0);
-        for memory in self.0.iter().filter(|_| shares) {
+        // The newest memory most likely has room.
+        for memory in self.0.iter().rev().filter(|_| shares) {
             let Some(memory) = memory.upgrade() else {
                 continue;
             };

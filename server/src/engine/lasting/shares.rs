@@ -40,7 +40,7 @@ impl Lasting for Given {
             let who = (session.shared.info.session, session.shared.info.uid);
             let shares = &making.shared.roster.shares;
             let sharing = &mut session.objects.sharing;
-            sharing.give_again(shares, who, (start, len, token), &grant);
+            sharing.give_as(shares, who, (start, len, token), &grant);
             session.shared.connected.store(true, Ordering::Relaxed);
         }
         Ok(())
@@ -102,7 +102,7 @@ impl Lasting for Opened {
             }
             let (account, range) = (&session.account, (record.key, state.len));
             let sharing = &mut session.objects.sharing;
-            sharing.open_again(account, range, grant, (state.count, users));
+            sharing.note_opened(account, range, grant, (state.count, users));
             Ok(())
         };
         let opened = open().map_err(failed("memory of another program", record));

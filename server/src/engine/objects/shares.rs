@@ -137,15 +137,7 @@ impl Sharing {
             return Err(CUDA_ERROR_OUT_OF_MEMORY);
         }
         let token = random()?;
-        let share = Share {
-            session,
-            uid,
-            start,
-            len,
-            grant: Arc::downgrade(grant),
-        };
-        shares.tokens.lock().insert(token, share);
-        self.given.insert(start, (len, token));
+        self.give_as(shares, (session, uid), (start, len, token), grant);
         Ok(handle_of(&token))
     }
 
@@ -197,17 +189,7 @@ impl Sharing {
             None if account.is_over(Memory::Device(grant.device)) => {
                 return Err(CUDA_ERROR_OUT_OF_MEMORY);
             }
-            None => {
-                let (count, users) = (1, BTreeSet::new());
-                grant.opened_by(account);
-                let opened = Opened {
-                    len,
-                    grant,
-                    count,
-                    users,
-                };
-                self.opened.insert(start, opened);
-            }
+            None => self.note_opened(account, (start, len), grant, (1, BTreeSet::new())),
         }
         Ok((start, len, held))
     }
@@ -234,8 +216,8 @@ impl Sharing {
         }
     }
 
-    /// Shares memory again under the token that it had in an earlier server.
-    pub fn give_again(
+    /// Shares memory under this token, which it may have had in an earlier server.
+    pub fn give_as(
         &mut self,
         shares: &Shares,
         (session, uid): (u64, u32),
@@ -253,8 +235,8 @@ impl Sharing {
         self.given.insert(start, (len, token));
     }
 
-    /// Opens memory again that was open in an earlier server, this many times.
-    pub fn open_again(
+    /// Notes memory as opened this many times, for these devices; an earlier server may have opened it.
+    pub fn note_opened(
         &mut self,
         account: &Account,
         (start, len): (u64, u64),
