@@ -128,7 +128,7 @@ fn is_deferred(d: &CUDA_ARRAY3D_DESCRIPTOR) -> bool {
     d.flags & CUDA_ARRAY3D_DEFERRED_MAPPING != 0
 }
 
-/// Whether there are such arrays.
+/// Checks format, channels, sizes and flags of an array.
 fn check(d: &CUDA_ARRAY3D_DESCRIPTOR) -> R<()> {
     element(d.format, d.channels)?;
     let known = CUDA_ARRAY3D_LAYERED

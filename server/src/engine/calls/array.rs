@@ -17,8 +17,8 @@ use crate::engine::gpu::copy_kernel::LARGE;
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::textures::Object;
 use crate::engine::lasting::arrays::{
-    describe_array, describe_array_end, descriptor_of, is_mipmapped, levels_of, make_part,
-    put_array,
+    describe_array, describe_array_end, descriptor_of, insert_array, is_mipmapped, levels_of,
+    make_part, put_array,
 };
 use crate::engine::lasting::{Lasting, Lost, Making, describe, describe_gone, failed};
 use crate::engine::objects::arrays::{Array, RawArray};
@@ -301,16 +301,7 @@ fn make_array(
         kept: None,
         bound: false,
     };
-    let table = if mipmapped {
-        &mut session.objects.mipmaps
-    } else {
-        &mut session.objects.arrays
-    };
-    if let Err((status, array)) = table.insert(body.array, array) {
-        shared.lanes.bury(Buried::Array(array));
-        return Err(status.into());
-    }
-    Ok(())
+    Ok(insert_array(session, shared, body.array, array)?)
 }
 
 /// `cuMipmappedArrayGetLevel`, `cuArrayGetPlane`. The driver returns the same array each time.
@@ -333,11 +324,12 @@ pub fn array_destroy(
         false => session.objects.arrays.remove(handle)?,
     };
     session.objects.graphs.note_array_gone(handle);
-    let parts = |array: &Array| array.kept.as_ref().map(|kept| kept.parts.clone());
-    for (_, part) in parts(&array).into_iter().flatten() {
+    // Its levels and planes end with it.
+    let arrays = &mut session.objects.arrays;
+    while let Some(part) = arrays.handle_where(|part| part.parent == handle) {
+        arrays.remove(part)?;
         session.objects.graphs.note_array_gone(part);
     }
-    session.objects.arrays.retain(|part| part.parent != handle);
     if array.parent != 0 {
         let parent = array.parent;
         if let Ok(Array {
@@ -831,6 +823,30 @@ mod tests {
             let again = test.status(Op::ArrayDestroy, &whole, &[]);
             assert_eq!(again, CUDA_ERROR_INVALID_HANDLE, "{kind:?}");
             assert_eq!((test.buried(), test.held()), (1, 0), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn graphs_are_read_again_when_an_array_is_gone_of_which_they_name_a_level() {
+        for is_kept in [false, true] {
+            let mut test = match is_kept {
+                true => Fixture::with_keeper(&WITH_KEPT),
+                false => Fixture::new(&[]),
+            };
+            let parent = array(&mut test, Kind::MipmappedArray);
+            let body = ArrayPart {
+                parent,
+                part: test.new_handle(Kind::Array),
+                ..ArrayPart::default()
+            };
+            assert_eq!(test.status(Op::ArrayPart, &body, &[]), CUDA_SUCCESS);
+            test.graph();
+            test.session.objects.graphs.note_saved(true);
+            test.session.objects.graphs.refer_to(body.part);
+            assert!(!test.session.objects.graphs.are_stale());
+            let whole = message::Object { object: parent };
+            assert_eq!(test.status(Op::ArrayDestroy, &whole, &[]), CUDA_SUCCESS);
+            assert!(test.session.objects.graphs.are_stale());
         }
     }
 

@@ -168,6 +168,11 @@ impl ArrayMemory {
         self.len
     }
 
+    /// Whether an array is in it that its client has not destroyed.
+    fn is_open(&self) -> bool {
+        self.room.lock().live > 0
+    }
+
     /// Takes room for an array of this many bytes; `None` if there is none.
     pub fn take(self: &Arc<ArrayMemory>, bytes: u64) -> Option<Place> {
         let mut room = self.room.lock();
@@ -258,12 +263,6 @@ impl Roomy {
     /// Adds memory of an earlier server.
     pub fn add(&mut self, memory: &Arc<ArrayMemory>) {
         self.0.push(Arc::downgrade(memory));
-    }
-}
-
-impl ArrayMemory {
-    fn is_open(&self) -> bool {
-        self.room.lock().live > 0
     }
 }
 

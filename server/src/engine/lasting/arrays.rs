@@ -165,17 +165,29 @@ pub fn put_array(
             }
         }
     }
-    let table = match mipmapped {
+    insert_array(session, shared, create.array, array)?;
+    Ok(descriptor)
+}
+
+/// Adds a new array to the session's. If the handle is taken, the driver's array is destroyed when all is quiet.
+///
+/// # Errors
+/// `CUDA_ERROR_INVALID_HANDLE` if the handle is taken.
+pub fn insert_array(
+    session: &mut Session,
+    shared: &Shared,
+    handle: u64,
+    array: ArrayObject,
+) -> Result<(), CUresult> {
+    let table = match is_mipmapped(handle) {
         true => &mut session.objects.mipmaps,
         false => &mut session.objects.arrays,
     };
-    table
-        .insert(create.array, array)
-        .map_err(|(status, array)| {
-            shared.lanes.bury(Buried::Array(array));
-            status
-        })?;
-    Ok(descriptor)
+    let inserted = table.insert(handle, array).map(drop);
+    inserted.map_err(|(status, array)| {
+        shared.lanes.bury(Buried::Array(array));
+        status
+    })
 }
 
 fn only_level(
