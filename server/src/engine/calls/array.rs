@@ -330,6 +330,8 @@ pub fn array_destroy(
         arrays.remove(part)?;
         session.objects.graphs.note_array_gone(part);
     }
+    // Before the description says that it is gone: the server may end in between.
+    session.note_bonds(&shared.images);
     if array.parent != 0 {
         let parent = array.parent;
         if let Ok(Array {

@@ -80,8 +80,8 @@ pub fn mem_release(session: &mut Session, shared: &Shared, body: Range) -> Resul
         let suspension = &session.shared.suspension;
         suspension.take_movable(grant.device, grant.len);
     }
+    session.note_freed(&shared.images, grant.start, grant.len);
     describe_gone::<lasting::Memory>(session, body.start);
-    session.objects.graphs.note_freed(grant.start, grant.len);
     session.objects.releasing.push(grant);
     let began = Instant::now();
     while !finish_releases(session, shared) && began.elapsed() < SETTLING {
@@ -319,11 +319,8 @@ pub fn host_free(session: &mut Session, shared: &Shared, body: Range) -> Result<
         .host
         .remove(&body.start)
         .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    session.note_freed(&shared.images, block.start(), block.len());
     describe_host_end(session, &shared.images, body.start);
-    session
-        .objects
-        .graphs
-        .note_freed(block.start(), block.len());
     block.set_managed(false);
     block.pin.set_idle(true);
     session.objects.host_spare.push(block);
@@ -479,6 +476,7 @@ mod tests {
     };
     use crate::engine::threads::slow::SlowTask;
     use mpsshim_control::closers::Stranger;
+    use mpsshim_model::bonds::Bonds;
     use mpsshim_model::client::Credentials;
     use mpsshim_proto::arena::DEVICE_ARENA;
     use mpsshim_proto::handshake::ClientHello;
@@ -511,6 +509,37 @@ mod tests {
         }
         assert_eq!(test.calls(), 0);
         assert_eq!((test.held(), test.session.objects.grants.len()), (0, 0));
+    }
+
+    /// The server may end right behind the message.
+    #[test]
+    fn memory_that_a_graph_names_binds_as_soon_as_it_is_freed() {
+        let mut test = Fixture::with_keeper(&[]);
+        let (device, pinned, other) = (test.memory(UNIT), test.pinned(4096), test.memory(UNIT));
+        test.graph();
+        let binds = |test: &Fixture| {
+            let bonds = test.session.shared.description.bonds();
+            bonds.0 & Bonds::CHANGED_GRAPHS.0 != 0
+        };
+        let frees = [
+            (Op::MemRelease, device, UNIT),
+            (Op::HostFree, pinned, 4096),
+        ];
+        for (op, start, len) in frees {
+            test.session.objects.graphs.name_memory(start);
+            test.session.note_bonds(&test.shared.images);
+            assert!(!binds(&test));
+            assert_eq!(test.told(op, &Range { start, len }, &[]), CUDA_SUCCESS);
+            assert!(binds(&test), "{op:?}");
+        }
+        test.session.objects.graphs.name_memory(device);
+        test.session.note_bonds(&test.shared.images);
+        let body = Range {
+            start: other,
+            len: UNIT,
+        };
+        assert_eq!(test.told(Op::MemRelease, &body, &[]), CUDA_SUCCESS);
+        assert!(!binds(&test));
     }
 
     #[test]

@@ -296,9 +296,9 @@ pub fn file_unregister(
         .files
         .remove(&body.object)
         .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+    session.note_freed(&shared.images, body.object, file.len());
     // Before its addresses can become those of other memory.
     describe_file_end(session, &shared.images, body.object);
-    session.objects.graphs.note_freed(body.object, file.len());
     shared.lanes.bury(Buried::File(file.leave()));
     Ok(())
 }

@@ -180,7 +180,7 @@ pub fn unmap_memory(session: &mut Session, shared: &Shared, body: Range) -> Repl
         .objects
         .virtual_memory
         .unmap(&shared.gpu, body.start, body.len)?;
-    session.objects.graphs.note_freed(body.start, body.len);
+    session.note_freed(&shared.images, body.start, body.len);
     for start in gone.mappings {
         describe_gone::<Mapping>(session, start);
     }

@@ -545,10 +545,11 @@ impl Graphs {
         self.lacks_memory &= !saved;
     }
 
-    /// Records that the memory at these addresses is being freed. Graphs that copy or set it are to be saved again.
-    pub fn note_freed(&mut self, start: u64, len: u64) {
+    /// Records that the memory at these addresses is being freed. Graphs that copy or set it are to be saved again; returns
+    /// whether there are any.
+    pub fn note_freed(&mut self, start: u64, len: u64) -> bool {
         if !self.any() {
-            return;
+            return false;
         }
         let words = self.words.take().unwrap_or_else(|| self.written_words());
         let at = words.partition_point(|word| *word < start);
@@ -558,6 +559,14 @@ impl Graphs {
             self.lacks_memory = true;
             self.read_again();
         }
+        refers
+    }
+
+    /// Makes a saved graph name this address.
+    #[cfg(test)]
+    pub fn name_memory(&mut self, address: u64) {
+        self.note_saved(true);
+        self.words = Some(vec![address]);
     }
 
     fn written_words(&self) -> Vec<u64> {
@@ -1376,7 +1385,7 @@ mod tests {
             (0x5000, 1, true),
         ] {
             saved(&mut graphs, graph, nodes.clone());
-            graphs.note_freed(start, len);
+            assert_eq!(graphs.note_freed(start, len), is_named, "{start:#x}");
             assert_eq!(graphs.are_stale(), is_named, "{start:#x}");
             assert_eq!(graphs.may_lack(), is_named, "{start:#x}");
         }

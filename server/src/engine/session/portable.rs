@@ -169,6 +169,14 @@ impl Session {
         }
     }
 
+    /// Notes that memory is being freed: graphs that copy or set it bind the session until they are saved again. Called before
+    /// the description says that the memory is gone, since the server may end in between.
+    pub fn note_freed(&mut self, images: &ImageStore, start: u64, len: u64) {
+        if self.objects.graphs.note_freed(start, len) {
+            self.note_bonds(images);
+        }
+    }
+
     /// Makes a new stream at this position note its progress in the description. The session is bound once it has a
     /// stream beyond [`STREAMS`].
     pub fn begin_progress(&mut self, images: &ImageStore, index: usize) -> Result<(), CUresult> {

@@ -142,13 +142,13 @@ pub fn free(
         session.prepare(&shared.gpu, body.stream)?;
         session.submitted(&shared.gpu, index, 1)?;
     }
+    let len = session.objects.pools.len_of(body.address);
+    session.note_freed(&shared.images, body.address, len.unwrap_or_default());
     let stream = session.objects.streams.at(index)?;
     let point = (stream.number, stream.ops());
     let description = &session.shared.description;
     let description = session.lasting.kept.then_some(&**description);
     let pools = &mut session.objects.pools;
-    let len = pools.len_of(body.address).unwrap_or_default();
-    session.objects.graphs.note_freed(body.address, len);
     pools.note_divided_free(body.address, point, description);
     Ok(())
 }
