@@ -272,9 +272,9 @@ macro_rules! for_each_op {
             /// Sets an attribute of a stream.
             StreamAttribute = 502: Async stream_attribute(stream::StreamAttribute); Dispatch, [Stream stream], Never, Nothing, [Sets stream];
             /// An IPC handle of an event.
-            EventExport = 503: Request event_export(stream::EventExport) -> stream::EventToken; Dispatch, Free, Never, Nothing, Binds;
+            EventExport = 503: Request event_export(stream::EventExport) -> stream::EventToken; Dispatch, Free, Never, Nothing, Own;
             /// Opens an event by an IPC handle.
-            EventImport = 504: Request event_import(stream::EventImport) -> (); Dispatch, [Event event], Never, Nothing, Binds;
+            EventImport = 504: Request event_import(stream::EventImport) -> (); Dispatch, [Event event], Never, Nothing, Own;
             /// No-op: when it is answered, all earlier messages have been executed, or deferred in order.
             Taken = 505: Request taken(()) -> (); Dispatch, Free, Never, Nothing, Nothing;
 

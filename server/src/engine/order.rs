@@ -26,6 +26,7 @@ const LAYERS: [(&str, &[&str]); 10] = [
             "objects/levels/session",
             "objects/marks/session",
             "objects/pace/session",
+            "objects/shared_events/session",
             "objects/streams/session",
             "objects/times/session",
         ],

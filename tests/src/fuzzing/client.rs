@@ -76,6 +76,8 @@ pub struct Client {
     pub textures: Vec<u64>,
     /// Whether other sessions may write to device memory of it, or it has opened memory of others.
     pub shares_memory: bool,
+    /// Whether other sessions may record events of it, or it has opened events of others.
+    pub shares_events: bool,
     next: u32,
     token: u64,
     /// How long a message may wait.
@@ -117,6 +119,7 @@ impl Client {
             conditions: Vec::new(),
             textures: Vec::new(),
             shares_memory: false,
+            shares_events: false,
             next: SAFE_INDICES,
             token: 0,
             patience,
@@ -268,6 +271,7 @@ impl Client {
             }
         }
         self.waits |= draft.waits;
+        self.shares_events |= matches!(draft.op, Op::EventExport | Op::EventImport);
         let waits = draft.op.is_request()
             && draft.sent_as.is_none()
             && (!matches!(draft.gives, Gives::Nothing | Gives::Own(_)) || rng.random_ratio(1, 8));

@@ -133,8 +133,6 @@ fn binds(op: Op) -> bool {
             | Op::PoolExport
             | Op::PoolImport
             | Op::RangeHandle
-            | Op::EventExport
-            | Op::EventImport
     )
 }
 

@@ -1,5 +1,6 @@
 //! Sessions that outlive their server: killed, or with its context lost.
 
+use crate::restart::restart;
 use mpsshim_api::cuda::{
     CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, CU_GRAPH_NODE_TYPE_EVENT_RECORD,
     CU_STREAM_MEM_OP_WRITE_VALUE_32, CUDA_SUCCESS, CUresult,
@@ -606,6 +607,70 @@ fn memory_that_programs_share_goes_on_with_them() {
     other.end();
     third.end();
     wait_until("the clients have gone", || clients(&place).is_empty());
+}
+
+#[test]
+fn events_that_programs_share_go_on_with_them() {
+    let place = daemon_without_quarantine();
+    let [mut one, mut other] = [(); 2].map(|()| Survivor::start(&place));
+    let listen = format!("listen {}", one.ask("signal"));
+    assert_eq!(other.ask(&listen), "listens");
+    for round in 1..=4 {
+        end_server(&place, 2, round);
+        for (first, second) in [(0, 1), (1, 0)] {
+            let both = [&mut one, &mut other];
+            assert_eq!(both[first].ask("raise 3"), "raised");
+            assert_eq!(both[second].ask("hear"), "heard");
+            both[first].round();
+        }
+        if round == 3 {
+            restart(&place, &["-t", "600"]).expect("a restart");
+        }
+    }
+    // Its handle is the same in each server.
+    let mut third = Survivor::start(&place);
+    assert_eq!(third.ask(&listen), "listens");
+    one.end();
+    assert_eq!(third.ask("raise 3"), "raised");
+    assert_eq!(other.ask("hear"), "heard");
+    third.round();
+    end_server(&place, 2, 5);
+    assert_eq!(third.ask("hear"), "heard");
+    other.end();
+    third.end();
+    wait_until("the clients have gone", || clients(&place).is_empty());
+}
+
+/// In the next server nothing would keep the other program from reading what the lost kernel was to write.
+#[test]
+fn a_program_is_lost_with_the_record_for_which_it_may_wait() {
+    for by_fault in [false, true] {
+        let place = daemon_without_quarantine();
+        let [mut one, mut other, mut third] = [(); 3].map(|()| Survivor::start(&place));
+        for listener in [&mut other, &mut third] {
+            let listen = format!("listen {}", one.ask("signal"));
+            assert_eq!(listener.ask(&listen), "listens");
+        }
+        // Of the event that the third program has opened.
+        assert_eq!(one.ask("raise 100000000"), "raised");
+        other.round();
+        wait_until_portable(&place, 3);
+        let lost = match by_fault {
+            true => {
+                let mut faulty = Survivor::start(&place);
+                assert_eq!(faulty.ask("stray"), ILLEGAL_ADDRESS);
+                ILLEGAL_ADDRESS
+            }
+            false => {
+                kill_server(&place);
+                RPC_FAILURE
+            }
+        };
+        assert_eq!(one.ask("round"), lost, "by a fault: {by_fault}");
+        assert_eq!(third.ask("round"), lost, "by a fault: {by_fault}");
+        other.round();
+        other.end();
+    }
 }
 
 #[test]

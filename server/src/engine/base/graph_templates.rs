@@ -174,7 +174,8 @@ impl Template {
         }
     }
 
-    /// The order in which to create the nodes, each after its dependencies. The driver treats this order as significant
+    /// The order in which to create the nodes, each after its dependencies, but for the nodes of a cycle and those behind it,
+    /// which come last: the driver refuses cycles only when it instantiates the graph. It treats this order as significant
     /// when it updates an instance.
     pub fn order(&self) -> Vec<usize> {
         let count = self.nodes.len();
@@ -206,6 +207,7 @@ impl Template {
                 }
             }
         }
+        order.extend((0..count).filter(|at| missing[*at] > 0));
         order.retain(|at| !named.contains(at));
         order.extend(sinks);
         order
@@ -374,8 +376,9 @@ mod tests {
         assert_eq!(order(&[&[2], &[0], &[]]), [2, 0, 1]);
         assert_eq!(order(&[&[], &[], &[]]), [0, 1, 2]);
         assert_eq!(order(&[]), [0; 0]);
-        // The nodes of a cycle, which the driver does not allow, are left out.
-        assert_eq!(order(&[&[1], &[0], &[]]), [2]);
+        // The nodes of a cycle, and the ones behind it, come last.
+        assert_eq!(order(&[&[1], &[0], &[1], &[]]), [3, 0, 1, 2]);
+        assert_eq!(order(&[&[0], &[]]), [1, 0]);
         assert_eq!(order(&[&[7]]), [0]);
     }
 

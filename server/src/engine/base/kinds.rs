@@ -61,6 +61,8 @@ macro_rules! for_each_kind {
             Given = 32: 1, Objects, Alone;
             /// Device memory of another session that the session has open; the key is its first address.
             Opened = 33: 1, Contents, Alone;
+            /// An event that sessions share; the key is its handle.
+            SharedEvent = 34: 1, Objects, WithObject;
         }
     };
 }
@@ -200,7 +202,7 @@ mod tests {
     fn a_number_names_its_kind() {
         let known = (0..100).filter_map(Kind::of);
         let known: Vec<Kind> = known.collect();
-        assert_eq!(known.len(), 27);
+        assert_eq!(known.len(), 28);
         assert!(
             known
                 .iter()

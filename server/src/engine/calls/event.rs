@@ -7,6 +7,7 @@ use crate::engine::calls::capture::look_whether_captures;
 use crate::engine::calls::stream::mark_failed;
 use crate::engine::objects::events::Event;
 use crate::engine::objects::held::Awaited;
+use crate::engine::objects::shared_events::session::describe_shared_event;
 use crate::engine::objects::shared_events::{Record, SharedEvent, Standing, Taken};
 use crate::engine::objects::streams::Role;
 use crate::engine::objects::times::Time;
@@ -15,7 +16,7 @@ use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::stream::{EventExport, EventImport, EventToken};
-use mpsshim_proto::message::{EventCreate, EventOnStream, EventPair, Mark, MarkEvent, Object};
+use mpsshim_proto::message::{EventCreate, EventOnStream, EventPair, Mark, MarkEvent, Object, Op};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -77,8 +78,13 @@ pub fn event_record(
     let captured = session.objects.streams.at(index)?.capturing && !external;
     let event = session.objects.events.get(body.event)?;
     event.may_be_recorded(captured)?;
-    match &event.shared {
+    match event.shared.clone() {
         Some(of_several) if !external => {
+            session.note_work_of_several(Op::EventRecord);
+            // Before others can wait for the record.
+            if !session.objects.events.get(body.event)?.recorded {
+                describe_shared_event(session, body.event, true);
+            }
             let ticket = match session.inbox.held.taken.take() {
                 Some(Taken::Record(ticket)) => Some(ticket),
                 _ => None,
@@ -159,6 +165,7 @@ fn await_shared(
     of_several: &Arc<SharedEvent>,
     stream: u64,
 ) -> Result<(usize, CUstream), CallError> {
+    session.note_work_of_several(Op::StreamWaitEvent);
     let record = record_to_await(session, of_several, stream)?;
     let (index, stream) = session.prepare(&shared.gpu, stream)?;
     if let Some(raw) = record {
@@ -291,14 +298,14 @@ pub fn taken(_: &mut Session, _: &Shared, (): ()) -> Reply {
 /// `cuIpcGetEventHandle`.
 pub fn event_export(session: &mut Session, shared: &Shared, body: EventExport) -> Reply {
     let event = session.objects.events.get_mut(body.event)?;
-    let is_new = event.shared.is_none();
+    let (is_new, recorded) = (event.shared.is_none(), event.recorded);
     let token = shared
         .roster
         .shared_events
         .export(event, session.shared.info.uid)?;
-    session.lasting.shares = true;
     if is_new {
-        session.share_deferred(body.event);
+        let records = session.share_deferred(body.event);
+        describe_shared_event(session, body.event, recorded || records);
     }
     Ok(EventToken { token }.as_bytes().to_vec())
 }
@@ -326,7 +333,7 @@ pub fn event_import(session: &mut Session, shared: &Shared, body: EventImport) -
         let _ = shared.roster.shared_events.end(&shared.gpu.driver, event);
         return Err(status.into());
     }
-    session.lasting.shares = true;
+    describe_shared_event(session, body.event, false);
     Ok(Vec::new())
 }
 
@@ -339,6 +346,9 @@ pub fn event_elapsed(session: &mut Session, shared: &Shared, body: EventPair) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::base::description;
+    use crate::engine::base::kinds::Kind as RecordKind;
+    use crate::engine::objects::shared_events::session::{EventState, recorded_in};
     use crate::engine::testing::{
         FAULT, Fixture, Function, counts, fails, obeys, obeys_with_handle, others, records,
     };
@@ -686,6 +696,36 @@ mod tests {
             test.status(Op::EventExport, &body, &[]),
             CUDA_ERROR_INVALID_HANDLE
         );
-        assert!(!test.session.lasting.shares);
+        let records = test.session.shared.description.records();
+        assert!(
+            records
+                .iter()
+                .all(|one| one.kind != RecordKind::SharedEvent)
+        );
+    }
+
+    #[test]
+    fn a_shared_event_is_described_with_its_first_record() {
+        let mut test = Fixture::with_keeper(&[("cuEventRecordWithFlags", obeys as Function)]);
+        let (event, stream) = (test.event(), test.stream());
+        shares(&mut test, event);
+        let described = |test: &Fixture| {
+            let records = test.session.shared.description.records();
+            let of_kind = |one: &&description::Record| one.kind == RecordKind::SharedEvent;
+            let all: Vec<EventState> = records
+                .iter()
+                .filter(of_kind)
+                .filter_map(description::Record::state)
+                .collect();
+            all.iter().map(|one| one.recorded).collect::<Vec<_>>()
+        };
+        assert_eq!(described(&test), [false]);
+        assert!(recorded_in(&test.session.shared.description).is_empty());
+        records_it(&mut test, event, stream);
+        assert_eq!(described(&test), [true]);
+        assert_eq!(recorded_in(&test.session.shared.description).len(), 1);
+        let end = Object { object: event };
+        assert_eq!(test.told(Op::EventDestroy, &end, &[]), CUDA_SUCCESS);
+        assert!(described(&test).is_empty());
     }
 }

@@ -26,6 +26,19 @@ pub struct Event {
 }
 
 impl Event {
+    /// An event of another session, which the client has opened.
+    pub fn opened(raw: CUevent, device: Ordinal) -> Event {
+        Event {
+            raw,
+            device,
+            flags: CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS,
+            recorded: false,
+            time: Time::default(),
+            captured: false,
+            shared: None,
+        }
+    }
+
     /// Checks whether it may be recorded; `captured`: in a stream that is capturing.
     ///
     /// # Errors

@@ -4,14 +4,15 @@
 //! long as any session has it open. As with the genuine driver, a handle can still be opened after every session has
 //! closed the event: the new event then has the state of its last record.
 
+pub mod session;
+
 use crate::engine::base::driver::Driver;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::side::{self, Side};
 use crate::engine::objects::events::Event;
-use crate::engine::objects::times::Time;
 use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -179,6 +180,11 @@ impl SharedEvent {
         self.by_graphs.load(Ordering::Acquire)
     }
 
+    /// The token in its handle.
+    pub fn token(&self) -> Token {
+        self.token
+    }
+
     /// The driver's event that graphs use.
     pub fn raw(&self) -> CUevent {
         self.made.raw
@@ -268,6 +274,7 @@ struct Left {
 pub struct SharedEvents {
     known: Mutex<Known>,
     spare: Spare,
+    torn: Mutex<HashSet<Token>>,
 }
 
 #[derive(Debug, Default)]
@@ -369,14 +376,63 @@ impl SharedEvents {
             return Err(CUDA_ERROR_MAP_FAILED);
         }
         Ok(Event {
-            raw: shared.made.raw,
-            device: shared.made.device,
-            flags: 0,
-            recorded: false,
-            time: Time::default(),
-            captured: false,
-            shared: Some(shared),
+            shared: Some(shared.clone()),
+            ..Event::opened(shared.made.raw, shared.made.device)
         })
+    }
+
+    /// Shares an event of the current context under the token that it had in an earlier server. If another session shares it
+    /// already, the event becomes that one; returns the driver's event that it had.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_MAP_FAILED` for a token of another user.
+    pub fn adopt(
+        &self,
+        token: &Token,
+        uid: u32,
+        event: &mut Event,
+    ) -> Result<Option<CUevent>, CUresult> {
+        let mut known = self.known.lock();
+        if let Some(shared) = known.events.get(token).and_then(Weak::upgrade) {
+            if shared.uid != uid {
+                return Err(CUDA_ERROR_MAP_FAILED);
+            }
+            let before = std::mem::replace(&mut event.raw, shared.made.raw);
+            event.device = shared.made.device;
+            event.shared = Some(shared);
+            return Ok(Some(before));
+        }
+        let made = Made {
+            raw: event.raw,
+            device: event.device,
+            side: side::entered(),
+        };
+        let shared = Arc::new(SharedEvent {
+            made,
+            uid,
+            token: *token,
+            latest: Mutex::new(None),
+            by_graphs: AtomicBool::new(false),
+            spare: self.spare.clone(),
+        });
+        known.events.insert(*token, Arc::downgrade(&shared));
+        event.shared = Some(shared);
+        Ok(None)
+    }
+
+    /// Notes events that a session may have recorded which is lost with work in flight, while the other sessions are restored.
+    pub fn note_torn(&self, tokens: impl IntoIterator<Item = Token>) {
+        self.torn.lock().extend(tokens);
+    }
+
+    /// Whether an event was passed to [`SharedEvents::note_torn`].
+    pub fn is_torn(&self, token: &Token) -> bool {
+        self.torn.lock().contains(token)
+    }
+
+    /// Ends the restoring of sessions: clears the list of [`SharedEvents::note_torn`].
+    pub fn end_restoring(&self) {
+        self.torn.lock().clear();
     }
 
     /// Whether sessions share events of a side, or may wait for records made there.
@@ -479,6 +535,7 @@ fn random() -> Result<Token, CUresult> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::objects::times::Time;
 
     fn event() -> Event {
         Event {
@@ -544,6 +601,34 @@ mod tests {
         assert_eq!(refused(&[0; 8], 1000), CUDA_ERROR_MAP_FAILED);
         let mut second = event();
         assert_ne!(events.export(&mut second, 1000), Ok(token));
+    }
+
+    #[test]
+    fn sessions_of_the_next_server_share_one_event_again() {
+        let (before, after) = (SharedEvents::default(), SharedEvents::default());
+        let mut first = event();
+        let token = before.export(&mut first, 1000).unwrap();
+        let mut again = event();
+        assert_eq!(after.adopt(&token, 1000, &mut again), Ok(None));
+        let own = Event {
+            raw: CUevent(8),
+            ..event()
+        };
+        let mut other = Event { ..own };
+        assert_eq!(
+            after.adopt(&token, 0, &mut other),
+            Err(CUDA_ERROR_MAP_FAILED)
+        );
+        assert!(other.shared.is_none());
+        assert_eq!(after.adopt(&token, 1000, &mut other), Ok(Some(CUevent(8))));
+        assert!(other.raw == again.raw && !other.is_recorded());
+        drop(again.shared.unwrap().defer_record());
+        let none = |_| Err(CUDA_ERROR_OUT_OF_MEMORY);
+        assert!(after.import(&token, 1000, none).is_ok());
+        after.note_torn([token]);
+        assert!(after.is_torn(&token) && !after.is_torn(&[0; 8]));
+        after.end_restoring();
+        assert!(!after.is_torn(&token));
     }
 
     #[test]

@@ -18,6 +18,7 @@ use crate::engine::images::contents::Content;
 use crate::engine::lasting::messages::Client;
 use crate::engine::lasting::shares::{block_of, keep_in_place};
 use crate::engine::lasting::{self, Left, Lost};
+use crate::engine::objects::shared_events::session::recorded_in;
 use crate::engine::scheduling::dispatch;
 use crate::engine::scheduling::repeating::{InFlight, Restored, repeat_all};
 use crate::engine::session::repeating::pending;
@@ -146,6 +147,7 @@ fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
         shared.gpu.keeping.forget(name);
     }
     keeper.settle();
+    shared.roster.shared_events.end_restoring();
     let restored: Vec<Box<Session>> = repeat_all(shared, restored).collect();
     let again = restored.len();
     let lost = all - again;
@@ -449,7 +451,10 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
     let uid = client.info.uid;
     let (rings, commands) = match ring.and_then(|ring| may_go_on(&parts, ring)) {
         Ok(found) => found,
-        Err(why) => return Err(turn_away(parts, uid, why)),
+        Err(why) => {
+            note_torn(shared, &parts);
+            return Err(turn_away(parts, uid, why));
+        }
     };
     let before = parts.description.take_over();
     let commands = commands.map(|commands| InFlight { commands, before });
@@ -505,6 +510,15 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
     session.objects.places = places;
     session.flow.repeats = session.shared.description.journal().is_on();
     Ok((session, records, commands))
+}
+
+/// Notes the shared events that a lost session with work in flight has recorded.
+fn note_torn(shared: &Shared, parts: &Parts) {
+    let flag = |slot: u32, value: u32| reached(segment::flag_of(&parts.segment, slot), value);
+    if !parts.description.is_at_rest(flag) {
+        let events = &shared.roster.shared_events;
+        events.note_torn(recorded_in(&parts.description));
+    }
 }
 
 /// Its command ring and its express ring, which are valid as long as the segment's mapping.
@@ -627,6 +641,7 @@ mod kinds {
     pub use crate::engine::lasting::memory::{Host, Memory};
     pub use crate::engine::lasting::messages::{Client, Leaves};
     pub use crate::engine::lasting::pools::{Pool, PoolMemory};
+    pub use crate::engine::lasting::shared_events::SharedEvent;
     pub use crate::engine::lasting::shares::{Given, Opened};
     pub use crate::engine::lasting::times::{Captured, Time};
     pub use crate::engine::lasting::virtual_memory::{

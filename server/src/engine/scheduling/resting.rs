@@ -9,6 +9,7 @@ use crate::engine::base::printing::session::stop_printing;
 use crate::engine::calls::memory::finish_releases;
 use crate::engine::calls::stream::reap_streams;
 use crate::engine::images::packs;
+use crate::engine::objects::shared_events::session::take_torn;
 use crate::engine::scheduling::express::serve_express;
 use crate::engine::scheduling::visit::Visit;
 use crate::engine::session::bonds::UNTIL_AT_REST;
@@ -124,7 +125,10 @@ impl Shared {
                 .into_iter()
                 .filter(|Stays(session, _)| rests(session)),
         );
-        if !force {
+        if force {
+            let torn = self.torn_by(&stay, rests);
+            stay.extend(torn);
+        } else {
             self.stay_together(&mut stay, rests);
         }
         for Stays(session, why) in &stay {
@@ -339,6 +343,18 @@ impl Shared {
                 ));
             }
         }
+    }
+
+    /// The sessions at rest that cannot go on if these end.
+    fn torn_by(&self, ending: &[Stays], rests: impl Fn(&Arc<SessionShared>) -> bool) -> Vec<Stays> {
+        let lost = ending.iter().map(|Stays(session, _)| session.clone());
+        let lost: Vec<_> = lost.filter(|session| !session.is_at_rest()).collect();
+        let numbers = numbers(ending);
+        let mut others = self.roster.session_list();
+        others.retain(|session| rests(session) && !numbers.contains(&session.info.session));
+        let torn = take_torn(&mut others, &lost).into_iter();
+        torn.map(|session| Stays(session, "shares events with a client that ends".into()))
+            .collect()
     }
 
     /// Returns the sessions that are bound to their context by bonds other than these, and those of other formats.

@@ -248,6 +248,11 @@ impl Session {
         }
     }
 
+    /// Notes work on an event that sessions share: the next server would execute the sessions' commands again in another order.
+    pub fn note_work_of_several(&self, op: Op) {
+        self.note_unrepeatable(Refusal::Operation(op as u16));
+    }
+
     /// Notes that a request has failed: those in the journal have to succeed when they are executed again.
     pub fn note_failed_request(&self, op: Op) {
         if op == Op::GraphNode {

@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const SAVING: Duration = Duration::from_millis(500);
 /// Messages that busy sessions send at most while a server ends.
 const MEANWHILE: usize = 400;
+/// Why a session at rest ends with another one.
+const TORN: &str = "it shares an event that a lost client";
 /// Bytes of a session's scratch memory.
 const SCRATCH: u64 = 64 << 10;
 
@@ -433,13 +435,18 @@ impl<'a> Case<'a> {
                 Err(Sent::Ended(status)) => {
                     let may_end =
                         ends && event == Event::Kill || self.daemon.contexts_lost() > lost;
+                    let why = self.daemon.why_ended(id, since).unwrap_or_default();
+                    let is_torn = why.contains(TORN);
                     ensure!(
-                        !portable && may_end,
-                        "session {id} was at rest, bound by “{}”, and ended with {status} after {event:?} of {server}: {}",
+                        (!portable || is_torn) && may_end,
+                        "session {id} was at rest, bound by “{}”, and ended with {status} after {event:?} of {server}: {why}",
                         rest.bound_by,
-                        self.daemon.why_ended(id, since).unwrap_or_default()
                     );
-                    self.ended(at, status, "at rest and bound")?;
+                    let when = match is_torn {
+                        true => "with a record for which it may wait",
+                        false => "at rest and bound",
+                    };
+                    self.ended(at, status, when)?;
                 }
                 Err(_) => bail!("session {id} does not answer after {event:?} of {server}"),
             }

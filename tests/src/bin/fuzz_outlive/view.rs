@@ -343,7 +343,11 @@ fn of_streams(client: &Client, all: &mut Vec<Question>) {
     for object in some(client, Kind::Stream) {
         all.push(ask(Op::CaptureState, &Object { object }));
     }
-    let events = some(client, Kind::Event);
+    let events = match client.shares_events {
+        // Other sessions may record them meanwhile.
+        true => Vec::new(),
+        false => some(client, Kind::Event),
+    };
     for object in &events {
         all.push(ask(Op::EventQuery, &Object { object: *object }));
     }

@@ -127,7 +127,20 @@ pub struct Graphs {
     /// Of the instance, in the graph inside.
     inner_seed: u32,
     fills: bool,
+    /// A graph whose two nodes depend on each other, so that it has no instance.
+    cycle: CUgraph,
     round: u32,
+}
+
+fn cycle() -> Status<CUgraph> {
+    let (graph, none) = (create()?, null::<CUgraphNode>());
+    let (mut first, mut second) = (CUgraphNode::NULL, CUgraphNode::NULL);
+    cu!(cuGraphAddEmptyNode, &mut first, graph, none, 0usize).ok()?;
+    let behind = &raw const first;
+    cu!(cuGraphAddEmptyNode, &mut second, graph, behind, 1usize).ok()?;
+    let (from, edge) = (&raw const second, null::<CUgraphEdgeData>());
+    cu!(cuGraphAddDependencies_v2, graph, from, behind, edge, 1usize).ok()?;
+    Ok(graph)
 }
 
 /// What a kernel writes.
@@ -168,6 +181,7 @@ impl Graphs {
             seed: 5,
             inner_seed: INNER_SEED,
             fills: true,
+            cycle: cycle()?,
             round: 0,
         };
         let captured = graphs.capture()?;
@@ -333,11 +347,16 @@ impl Graphs {
             &mut edges
         )
         .ok()?;
+        let mut circle = 0usize;
+        let (nodes, data) = (null_mut::<CUgraphNode>(), null_mut::<CUgraphEdgeData>());
+        let of = self.cycle;
+        cu!(cuGraphGetEdges_v2, of, nodes, nodes, data, &mut circle).ok()?;
         let mut params = CUDA_KERNEL_NODE_PARAMS::default();
         cu!(cuGraphKernelNodeGetParams_v2, self.nodes[0], &mut params).ok()?;
         let all = self.nodes.iter().all(|node| found[..count].contains(node));
         let function = params.function == self.fill.0;
-        Ok(count == 3 && all && edges == 1 && behind[0] == self.nodes[1] && function)
+        let behind = edges == 1 && behind[0] == self.nodes[1];
+        Ok(count == 3 && all && behind && circle == 2 && function)
     }
 
     /// Looks at everything, then changes it.

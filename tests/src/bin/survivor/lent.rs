@@ -1,6 +1,6 @@
 //! Device memory that another process opens (`cuIpcGetMemHandle`, `cuIpcOpenMemHandle`).
 
-use super::{Status, memory};
+use super::{Status, from_digits, memory, to_digits};
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use std::ffi::c_uint;
@@ -20,8 +20,7 @@ impl Lent {
         let lent = Lent(memory(4 * WORDS)?);
         let mut handle = CUipcMemHandle([0; 64]);
         cu!(cuIpcGetMemHandle, &mut handle, lent.0).ok()?;
-        let digits = handle.0.iter().map(|byte| format!("{byte:02x}"));
-        Ok((lent, digits.collect()))
+        Ok((lent, to_digits(&handle.0)))
     }
 
     /// Memory of another process, by its handle.
@@ -29,11 +28,7 @@ impl Lent {
     /// # Errors
     /// A call's status.
     pub fn open(digits: &str) -> Status<Lent> {
-        let mut handle = CUipcMemHandle([0; 64]);
-        for (at, byte) in handle.0.iter_mut().enumerate() {
-            let digits = digits.get(2 * at..2 * at + 2).expect("two digits");
-            *byte = u8::from_str_radix(digits, 16).expect("a byte") as _;
-        }
+        let handle = CUipcMemHandle(from_digits(digits));
         let mut start: CUdeviceptr = 0;
         cu!(cuIpcOpenMemHandle_v2, &mut start, handle, 1 as c_uint).ok()?;
         Ok(Lent(start))

@@ -57,6 +57,7 @@ mod loops;
 mod pools;
 mod registered;
 mod remains;
+mod signals;
 mod sparse;
 mod steps;
 mod textures;
@@ -71,6 +72,7 @@ use mpsshim_tests::cu;
 use mpsshim_tests::peer::{PTX, asserting_ptx, new_ptx, variables_ptx};
 use pools::Pools;
 use registered::Registered;
+use signals::Signal;
 use sparse::Sparse;
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_int, c_uint, c_void};
@@ -544,6 +546,18 @@ impl Timer {
     }
 }
 
+/// A handle for other processes in hexadecimal digits.
+fn to_digits(handle: &[u8; 64]) -> String {
+    handle.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_digits(digits: &str) -> [u8; 64] {
+    std::array::from_fn(|at| {
+        let digits = digits.get(2 * at..2 * at + 2).expect("two digits");
+        u8::from_str_radix(digits, 16).expect("a byte")
+    })
+}
+
 fn say(line: &str) {
     println!("{line}");
     // The reader may be gone.
@@ -565,6 +579,7 @@ fn run() -> Status<bool> {
     let mut registered: Option<Registered> = None;
     let mut textures: Option<Textures> = None;
     let mut lent: Option<Lent> = None;
+    let mut signal: Option<Signal> = None;
     say("started");
     for line in io::stdin().lock().lines() {
         let line = line.unwrap_or_default();
@@ -803,6 +818,28 @@ fn run() -> Status<bool> {
                 Some(value) => say(&value.to_string()),
                 None => return Ok(false),
             },
+            "signal" => {
+                let (event, handle) = Signal::new()?;
+                signal = Some(event);
+                say(&handle);
+            }
+            "listen" => {
+                signal = Some(Signal::open(text)?);
+                say("listens");
+            }
+            "raise" => {
+                signal.expect("an event").raise(&state, argument)?;
+                arrive()?;
+                say("raised");
+            }
+            "hear" => {
+                let signal = signal.expect("an event");
+                signal.wait(&state)?;
+                if !signal.is_complete()? {
+                    return Ok(false);
+                }
+                say("heard");
+            }
             "wait" => {
                 extern "C" fn wait(ms: *mut c_void) {
                     std::thread::sleep(Duration::from_millis(ms as u64));

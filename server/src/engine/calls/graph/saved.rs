@@ -1076,21 +1076,25 @@ fn fill(
     let mut bodies: Vec<Vec<Contents>> = Vec::new();
     bodies.resize_with(template.nodes.len(), Vec::new);
     let mut nodes = vec![CUgraphNode::NULL; template.nodes.len()];
-    let order = template.order();
-    if order.len() != nodes.len() {
-        return Err(CUDA_ERROR_INVALID_VALUE.into());
-    }
-    for at in order {
+    // The dependencies of a cycle's nodes.
+    let mut later = Vec::new();
+    for at in template.order() {
         let node = template.nodes.get(at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let refused = |error: &CallError| {
             tracing::warn!(at, node.kind, %error, "a node of a graph cannot be made again");
         };
         let (mut behind, mut edges) = (Vec::new(), Vec::new());
         for (on, data) in &node.dependencies {
-            let on = nodes.get(*on as usize).copied();
-            behind.push(on.ok_or(CUDA_ERROR_INVALID_VALUE)?);
+            let made = nodes.get(*on as usize).copied();
             let edge = CUgraphEdgeData::read_from_bytes(data);
-            edges.push(edge.map_err(|_| CUDA_ERROR_INVALID_VALUE)?);
+            let edge = edge.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+            match made.ok_or(CUDA_ERROR_INVALID_VALUE)? {
+                CUgraphNode::NULL => later.push((*on as usize, at, edge)),
+                made => {
+                    behind.push(made);
+                    edges.push(edge);
+                }
+            }
         }
         let mut inner = CUgraph::NULL;
         let mut described = match &node.inside {
@@ -1140,6 +1144,9 @@ fn fill(
                 bodies[at].push(fill(session, shared, graph, body, conditions)?);
             }
         }
+    }
+    for (on, at, edge) in later {
+        driver.add_dependencies(graph, &nodes[on], &nodes[at], &edge, 1)?;
     }
     Ok(Contents {
         handle: 0,

@@ -7,6 +7,7 @@ use crate::engine::base::call_error::CallError;
 use crate::engine::calls::alone::must_be_alone;
 use crate::engine::calls::{self, Undone};
 use crate::engine::gpu::host::read_word;
+use crate::engine::objects::shared_events::session::describe_shared_event;
 use crate::engine::objects::shared_events::{Record, Standing, Taken};
 use crate::engine::objects::trace::session::execute;
 use crate::engine::session::Session;
@@ -82,12 +83,16 @@ impl Session {
     /// Returns the state of a shared event that belongs to a message being deferred. A deferred record counts as the
     /// event's latest, for which other sessions wait from now on; a deferred wait is for the record that is the latest
     /// now.
-    fn take_event(&self, message: Incoming<'_>) -> Option<Taken> {
+    fn take_event(&mut self, message: Incoming<'_>) -> Option<Taken> {
         let (Op::EventRecord | Op::StreamWaitEvent | Op::MarkEvent) = message.op else {
             return None;
         };
         let event = self.event_in(message)?;
-        let shared = self.objects.events.get(event).ok()?.shared.as_ref()?;
+        let known = self.objects.events.get(event).ok()?;
+        let shared = known.shared.clone()?;
+        if message.op == Op::EventRecord && !known.recorded {
+            describe_shared_event(self, event, true);
+        }
         Some(match message.op {
             Op::EventRecord => Taken::Record(shared.defer_record()),
             _ => Taken::Wait(shared.latest()),
@@ -105,8 +110,9 @@ impl Session {
         event.map(|touch| self.handle_in(message, *touch).0)
     }
 
-    /// Attaches an event that has just become shared to the deferred messages that use it, in order.
-    pub fn share_deferred(&mut self, event: u64) {
+    /// Attaches an event that has just become shared to the deferred messages that use it, in order. Returns whether one of
+    /// them records it.
+    pub fn share_deferred(&mut self, event: u64) -> bool {
         let Some(shared) = self
             .objects
             .events
@@ -114,8 +120,9 @@ impl Session {
             .ok()
             .and_then(|event| event.shared.clone())
         else {
-            return;
+            return false;
         };
+        let mut is_recorded = false;
         for held in &mut self.inbox.held.backlog {
             let (offset, records) = match held.op {
                 Op::EventRecord | Op::StreamWaitEvent => {
@@ -127,12 +134,14 @@ impl Session {
             };
             let named = held.bytes.get(offset..).and_then(|rest| rest.first_chunk());
             if named.copied().map(u64::from_le_bytes) == Some(event) {
+                is_recorded |= records;
                 held.taken = Some(match records {
                     true => Taken::Record(shared.defer_record()),
                     false => Taken::Wait(shared.latest()),
                 });
             }
         }
+        is_recorded
     }
 
     /// Executes deferred messages whose wait is over. Returns whether it made progress.

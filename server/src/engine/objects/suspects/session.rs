@@ -4,6 +4,7 @@ use super::GRAPH;
 use crate::engine::base::assertions::{self, Assertion};
 use crate::engine::gpu::cubin;
 use crate::engine::images::contents::WeakContent;
+use crate::engine::objects::shared_events::session::take_torn;
 use crate::engine::session::SessionShared;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::CUresult;
@@ -117,7 +118,7 @@ enum Fit {
 impl Shared {
     /// Handles the loss of a context: chooses the sessions that continue in the next server, and ends the others.
     pub fn decide(&self, status: CUresult) {
-        let mut going_on = 0;
+        let mut going_on = Vec::new();
         let mut ending = Vec::new();
         let mut at_work = Vec::new();
         let mut repeats = Vec::new();
@@ -127,15 +128,13 @@ impl Shared {
         for session in sessions {
             let is_at_rest = session.is_at_rest();
             if is_at_rest && session.description.bonds().is_empty() {
-                session.description.set_outlives();
-                going_on += 1;
+                going_on.push(session);
                 continue;
             }
             let may_repeat = !is_at_rest && session.may_repeat();
             // Nothing of it was executed in this context.
             if session.description.journal().is_owed() && may_repeat {
-                session.description.set_outlives();
-                going_on += 1;
+                going_on.push(session);
                 continue;
             }
             if !is_at_rest {
@@ -153,12 +152,15 @@ impl Shared {
         }
         // The only session with work in flight has caused the fault, and would again.
         if at_work.len() > 1 {
-            for session in repeats.drain(..) {
-                session.description.set_outlives();
-                going_on += 1;
-            }
+            going_on.append(&mut repeats);
         }
         ending.append(&mut repeats);
+        let mut lost = at_work.clone();
+        lost.retain(|lost| !going_on.iter().any(|one| Arc::ptr_eq(one, lost)));
+        ending.append(&mut take_torn(&mut going_on, &lost));
+        for session in &going_on {
+            session.description.set_outlives();
+        }
         // This must happen before any client can see the status.
         self.hand_out_text(status, &at_work);
         let suspects = at_work.iter().map(|session| session.suspect()).collect();
@@ -169,7 +171,7 @@ impl Shared {
         // Precedes the end of any suspect, which the daemon would no longer know.
         self.roster.tell(EngineEvent::Fault {
             status: status.0,
-            going_on,
+            going_on: going_on.len(),
             suspects,
         });
         self.gpu.health.set_decided();
