@@ -1,8 +1,8 @@
 //! Events that sessions share (`cuIpcGetEventHandle`, `cuIpcOpenEventHandle`).
 //!
 //! Records of such an event by sessions at rest are complete, so the next server makes an event without a record. A session
-//! that is lost with work in flight may have recorded an event that others share: in the next server nothing would keep them
-//! from what that work was to complete, so they are lost with it.
+//! that is lost with work in flight may have recorded an event that others share. In the next server their waits would return
+//! although that work never completes, so they are lost with it.
 
 use super::{Lasting, Lost, Making, failed};
 use crate::engine::base::description::Record;

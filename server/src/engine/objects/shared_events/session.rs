@@ -56,8 +56,7 @@ pub fn recorded_in(description: &Description) -> BTreeSet<Token> {
     recorded.map(|(token, _)| token).collect()
 }
 
-/// Removes from `sessions` those that share an event which one of the lost sessions, which have work in flight, has recorded.
-/// Returns them.
+/// Removes from `sessions` and returns all that share an event recorded by one of the lost sessions, which have work in flight.
 pub fn take_torn(
     sessions: &mut Vec<Arc<SessionShared>>,
     lost: &[Arc<SessionShared>],
