@@ -184,11 +184,11 @@ macro_rules! for_each_op {
             /// How a device may access an address.
             GetAccess = 215: Request get_access(memory::GetAccess) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Exports an allocation. Answered with a descriptor.
-            PhysicalExport = 216: Request physical_export(memory::PhysicalExport, rest) -> (); SlowSubmits, Free, Never, Nothing, Binds;
+            PhysicalExport = 216: Request physical_export(memory::PhysicalExport, rest) -> (); SlowSubmits, Free, Never, Nothing, Own;
             /// Imports an allocation from a descriptor.
-            PhysicalImport = 217: Request physical_import(Object, rest) -> memory::Properties; SlowSubmits, Free, Never, Nothing, Binds;
+            PhysicalImport = 217: Request physical_import(Object, rest) -> memory::Properties; SlowSubmits, Free, Never, Nothing, Own;
             /// Another handle of the allocation that is mapped at an address.
-            PhysicalRetain = 218: Request physical_retain(memory::PhysicalRetain) -> memory::Properties; SlowSubmits, Free, Never, Nothing, Binds;
+            PhysicalRetain = 218: Request physical_retain(memory::PhysicalRetain) -> memory::Properties; SlowSubmits, Free, Never, Nothing, Own;
             /// Granularity of allocations with these properties.
             Granularity = 219: Request granularity(memory::Granularity) -> Value; Dispatch, Free, Never, Nothing, Nothing;
             /// Creates a pool.
@@ -222,7 +222,7 @@ macro_rules! for_each_op {
             /// Enables or disables access between devices.
             PeerAccess = 253: Request peer_access(memory::Peers) -> (); SlowSubmits, Free, Never, Nothing, [Sets owner];
             /// Exports a range of addresses. Answered with a descriptor.
-            RangeHandle = 254: Request range_handle(memory::RangeHandle, rest) -> (); SlowSubmits, Free, Never, Nothing, Binds;
+            RangeHandle = 254: Request range_handle(memory::RangeHandle, rest) -> (); SlowSubmits, Free, Never, Nothing, Own;
 
             // Arrays, textures, two- and three-dimensional copies: [`array`].
             /// Copies in two or three dimensions, arrays too.

@@ -272,6 +272,8 @@ impl Client {
         }
         self.waits |= draft.waits;
         self.shares_events |= matches!(draft.op, Op::EventExport | Op::EventImport);
+        let descriptors = [Op::PhysicalExport, Op::PhysicalImport, Op::RangeHandle];
+        self.shares_memory |= descriptors.contains(&draft.op);
         let waits = draft.op.is_request()
             && draft.sent_as.is_none()
             && (!matches!(draft.gives, Gives::Nothing | Gives::Own(_)) || rng.random_ratio(1, 8));

@@ -128,11 +128,8 @@ fn binds(op: Op) -> bool {
             | Op::ResourceJoin
             | Op::GreenCreate
             | Op::Confine
-            | Op::PhysicalExport
-            | Op::PhysicalImport
             | Op::PoolExport
             | Op::PoolImport
-            | Op::RangeHandle
     )
 }
 

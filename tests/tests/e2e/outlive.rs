@@ -610,6 +610,44 @@ fn memory_that_programs_share_goes_on_with_them() {
 }
 
 #[test]
+fn memory_that_programs_have_by_descriptors_goes_on_with_them() {
+    let place = daemon_without_quarantine();
+    let [mut one, mut other] = [(); 2].map(|()| Survivor::start(&place));
+    let path = place.pipe().join("descriptor");
+    let path = path.to_str().expect("UTF-8");
+    assert_eq!(one.ask(&format!("export {path}")), "exported");
+    assert_eq!(other.ask(&format!("import {path}")), "imported");
+    for round in 1..=6 {
+        for (writer, reader) in [(0, 1), (1, 0)] {
+            let both = [&mut one, &mut other];
+            let value = 10 * round + writer as u32;
+            assert_eq!(both[writer].ask(&format!("fill {value}")), "filled");
+            end_server(&place, 2, round);
+            let both = [&mut one, &mut other];
+            assert_eq!(both[reader].ask("show"), value.to_string());
+        }
+        match round {
+            2 => assert_eq!(one.ask("retain"), "retained"),
+            3 => assert_eq!(other.ask("retain"), "retained"),
+            4 => assert_eq!(one.ask("retain"), "retained"),
+            5 => {
+                restart(&place, &["-t", "600"]).expect("a restart");
+            }
+            _ => {}
+        }
+    }
+    // The other one still has it by its descriptor.
+    one.round();
+    one.end();
+    assert_eq!(other.ask("fill 77"), "filled");
+    end_server(&place, 1, 2);
+    assert_eq!(other.ask("show"), "77");
+    other.round();
+    other.end();
+    wait_until("the clients have gone", || clients(&place).is_empty());
+}
+
+#[test]
 fn events_that_programs_share_go_on_with_them() {
     let place = daemon_without_quarantine();
     let [mut one, mut other] = [(); 2].map(|()| Survivor::start(&place));

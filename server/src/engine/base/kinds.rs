@@ -24,7 +24,7 @@ macro_rules! for_each_kind {
             /// A reservation of addresses; the key is the first.
             Reservation = 9: 1, Memory, Alone;
             /// Physical memory; the key is the handle under which it was created.
-            Physical = 11: 1, Memory, Alone;
+            Physical = 11: 2, Memory, Alone;
             /// The handle of physical memory was released.
             Released = 13: 1, Memory, With(Physical);
             /// A mapping; the key is its address.
@@ -63,6 +63,12 @@ macro_rules! for_each_kind {
             Opened = 33: 1, Contents, Alone;
             /// An event that sessions share; the key is its handle.
             SharedEvent = 34: 1, Objects, WithObject;
+            /// Physical memory was exported; the key is the handle under which it was created.
+            Exported = 37: 1, Memory, With(Physical);
+            /// A further handle of physical memory; the key is that handle.
+            Retained = 38: 1, Memory, Alone;
+            /// Device memory that others have by a descriptor stays where it is; the key is its address.
+            Stays = 39: 1, Objects, With(Memory);
         }
     };
 }
@@ -202,7 +208,7 @@ mod tests {
     fn a_number_names_its_kind() {
         let known = (0..100).filter_map(Kind::of);
         let known: Vec<Kind> = known.collect();
-        assert_eq!(known.len(), 28);
+        assert_eq!(known.len(), 31);
         assert!(
             known
                 .iter()
@@ -213,9 +219,10 @@ mod tests {
     #[test]
     fn dependent_records_are_gone_with_theirs() {
         let gone = |kind: Kind| kind.gone_with().collect::<Vec<_>>();
-        assert_eq!(gone(Kind::Physical), [Kind::Physical, Kind::Released]);
+        let physical = [Kind::Physical, Kind::Released, Kind::Exported];
+        assert_eq!(gone(Kind::Physical), physical);
         assert_eq!(gone(Kind::Mapping), [Kind::Mapping, Kind::Access]);
-        assert_eq!(gone(Kind::Memory), [Kind::Memory]);
+        assert_eq!(gone(Kind::Memory), [Kind::Memory, Kind::Stays]);
         assert_eq!(gone(Kind::Makes), []);
     }
 }

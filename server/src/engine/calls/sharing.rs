@@ -10,10 +10,11 @@ use crate::engine::calls::memory::{finish_releases, pin};
 use crate::engine::calls::module::receive_descriptor;
 use crate::engine::calls::pool;
 use crate::engine::calls::virtual_memory::{may_be_exported_memory, send_descriptor};
-use crate::engine::lasting::describe_gone;
+use crate::engine::gpu::devices::Grant;
 use crate::engine::lasting::files::{describe_file, describe_file_end};
 use crate::engine::lasting::memory as lasting;
-use crate::engine::lasting::shares::{describe_given, describe_opened, keep_in_place};
+use crate::engine::lasting::shares::{Stays, describe_given, describe_opened, keep_in_place};
+use crate::engine::lasting::{describe, describe_gone};
 use crate::engine::objects::files::{Payment, bytes_mapped};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -307,14 +308,16 @@ pub fn file_unregister(
 pub fn range_handle(session: &mut Session, shared: &Shared, call: Call<'_, RangeHandle>) -> Reply {
     let Call { body, message } = call;
     session.check_device(body.address, body.len)?;
-    let end = body.address.saturating_add(body.len);
-    for (_, grant) in session.objects.grants.range(..end) {
-        if grant.start + grant.len > body.address {
-            keep_in_place(session, grant);
-        }
-    }
     if body.kind != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD {
         return Err(CUDA_ERROR_INVALID_VALUE.into());
+    }
+    let end = body.address.saturating_add(body.len);
+    let before = session.objects.grants.range(..end);
+    let named = before.filter(|(_, grant)| grant.start + grant.len > body.address);
+    let named: Vec<Arc<Grant>> = named.map(|(_, grant)| grant.clone()).collect();
+    for grant in named {
+        keep_in_place(session, &grant);
+        describe::<Stays>(session, grant.start, &());
     }
     shared.gpu.use_any_device();
     let mut raw = -1;
@@ -470,7 +473,7 @@ fn parts(body: &FileRegister, behind: &[u8]) -> Result<Vec<(u64, u64)>, CallErro
 mod tests {
     use super::*;
     use crate::engine::base::account::Account;
-    use crate::engine::gpu::devices::Grant;
+    use crate::engine::base::kinds::Kind as RecordKind;
     use crate::engine::objects::shares::Sharing;
     use crate::engine::testing::{
         FAULT, Fixture, Function, counts, obeys, obeys_with_handle, others, sealed,
@@ -658,6 +661,35 @@ mod tests {
         assert_eq!(status, CUDA_ERROR_OUT_OF_MEMORY);
         let status = test.status(Op::RangeHandle, &range(address, UNIT, dma), &[]);
         assert_eq!(status, CUDA_ERROR_OUT_OF_MEMORY);
+    }
+
+    #[test]
+    fn exported_ranges_are_described_as_memory_that_stays() {
+        let mut test =
+            Fixture::with_keeper(&[("cuMemGetHandleForAddressRange", exports as Function)]);
+        let (first, second) = (test.memory(UNIT), test.memory(UNIT));
+        let body = RangeHandle {
+            address: second,
+            len: UNIT,
+            flags: 0,
+            kind: CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD,
+            pad: 0,
+        };
+        assert_eq!(test.told(Op::RangeHandle, &body, &[]), CUDA_SUCCESS);
+        let staying = |test: &Fixture| -> Vec<u64> {
+            let records = test.session.shared.description.records();
+            let of_kind = records.iter().filter(|one| one.kind == RecordKind::Stays);
+            of_kind.map(|one| one.key).collect()
+        };
+        assert_eq!(staying(&test), [second]);
+        let grants = &test.session.objects.grants;
+        assert!(grants[&second].stays() && !grants[&first].stays());
+        let range = Range {
+            start: second,
+            len: UNIT,
+        };
+        assert_eq!(test.told(Op::MemRelease, &range, &[]), CUDA_SUCCESS);
+        assert!(staying(&test).is_empty());
     }
 
     const IMPORT: &str = "cuMemPoolImportFromShareableHandle";

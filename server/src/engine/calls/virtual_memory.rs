@@ -8,8 +8,8 @@ use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::memory::with_room;
 use crate::engine::calls::module::receive_descriptor;
 use crate::engine::lasting::virtual_memory::{
-    Mapping, Released, Reservation, describe_access, describe_mapping, describe_physical,
-    describe_physical_end, describe_reservation,
+    Exported, Mapping, Released, Reservation, Retained, describe_access, describe_imported,
+    describe_mapping, describe_physical, describe_physical_end, describe_reservation,
 };
 use crate::engine::lasting::{describe, describe_gone};
 use crate::engine::objects::files::Looked;
@@ -142,13 +142,18 @@ pub fn physical_release(
     body: Object,
 ) -> Result<(), CallError> {
     shared.gpu.use_any_device();
-    let gone = session
-        .objects
-        .virtual_memory
-        .release(&shared.gpu, body.object)?;
-    match gone {
-        Some(key) => describe_physical_end(session, &shared.images, key),
-        None => describe::<Released>(session, body.object, &()),
+    let memory = &mut session.objects.virtual_memory;
+    let retained = memory.allocations.get(body.object);
+    let retained = retained.is_ok_and(|allocation| allocation.retained);
+    let gone = memory.release(&shared.gpu, body.object)?;
+    let is_gone = gone.is_some();
+    if let Some(key) = gone {
+        describe_physical_end(session, &shared.images, key);
+    }
+    if retained {
+        describe_gone::<Retained>(session, body.object);
+    } else if !is_gone {
+        describe::<Released>(session, body.object, &());
     }
     Ok(())
 }
@@ -270,8 +275,11 @@ pub fn physical_export(
     }
     // SAFETY: the driver opened it for us.
     let fd = unsafe { OwnedFd::from_raw_fd(raw) };
-    allocation.is_exported();
-    session.lasting.shares = true;
+    let is_first = allocation.note_exported();
+    let key = session.objects.virtual_memory.key_of(body.handle);
+    if let Some(key) = key.filter(|_| is_first) {
+        describe::<Exported>(session, key, &());
+    }
     send_descriptor(session, message.token, &fd, 0)?;
     Ok(Vec::new())
 }
@@ -307,10 +315,12 @@ pub fn physical_import(session: &mut Session, shared: &Shared, call: Call<'_, Ob
         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
     )?;
     let account = session.account.clone();
-    session.lasting.shares = true;
-    add_found(session, shared, body.object, raw, |device| {
-        VirtualMemory::imported(&account, Memory::Device(device))
-    })
+    let found = add_found(session, shared, body.object, raw, |device| {
+        VirtualMemory::imported(body.object, &account, Memory::Device(device))
+    })?;
+    let device = found.location.id as u32;
+    describe_imported(session, &shared.images, body.object, fd.as_fd(), device);
+    Ok(found.as_bytes().to_vec())
 }
 
 /// Adds a driver's handle of existing memory. Returns the memory's properties for the client.
@@ -320,7 +330,7 @@ fn add_found(
     handle: u64,
     raw: CUmemGenericAllocationHandle,
     physical: impl FnOnce(Ordinal) -> Result<Arc<Physical>, CUresult>,
-) -> Reply {
+) -> Result<Properties, CallError> {
     let mut found = CUmemAllocationProp::default();
     let added = shared
         .gpu
@@ -353,7 +363,7 @@ fn add_found(
             if known.is_ok_and(|allocation| !allocation.is_exportable()) {
                 properties.handle_types = 0;
             }
-            Ok(properties.as_bytes().to_vec())
+            Ok(properties)
         }
         Err(status) => {
             let _ = shared.gpu.driver.mem_release(raw);
@@ -376,8 +386,10 @@ pub fn physical_retain(session: &mut Session, shared: &Shared, body: PhysicalRet
         .driver
         .memory
         .mem_retain(&mut raw, body.address)?;
-    session.lasting.shares = true;
-    add_found(session, shared, body.handle, raw, |_| Ok(physical))
+    let key = physical.key();
+    let found = add_found(session, shared, body.handle, raw, |_| Ok(physical))?;
+    describe::<Retained>(session, body.handle, &key);
+    Ok(found.as_bytes().to_vec())
 }
 
 /// Whether a descriptor may have been exported by a driver: an NVIDIA device file, or a memory file (softgpu). No other
@@ -394,6 +406,7 @@ pub fn may_be_exported_memory(fd: &OwnedFd) -> bool {
 mod tests {
     use super::*;
     use crate::engine::base::bounds;
+    use crate::engine::base::kinds::Kind as RecordKind;
     use crate::engine::testing::{
         FAULT, Fixture, Function, counts, obeys, obeys_with_handle, others, records, sealed,
     };
@@ -875,6 +888,84 @@ mod tests {
             let released = test.status(Op::PhysicalRelease, &Object { object }, &[]);
             assert_eq!((released, test.held()), (CUDA_SUCCESS, held));
         }
+    }
+
+    /// Records of handles and exports, without those of the memory, which the keeper does not hold here.
+    fn described(test: &Fixture) -> Vec<(RecordKind, u64)> {
+        let records = test.session.shared.description.records();
+        let kinds = [RecordKind::Exported, RecordKind::Retained];
+        let of_kinds = records.iter().filter(|one| kinds.contains(&one.kind));
+        of_kinds.map(|one| (one.kind, one.key)).collect()
+    }
+
+    #[test]
+    fn exports_and_retained_handles_are_described() {
+        let mut test = Fixture::with_keeper(&[
+            ("cuMemExportToShareableHandle", exports as Function),
+            ("cuMemRetainAllocationHandle", obeys_with_handle as Function),
+            (
+                "cuMemGetAllocationPropertiesFromHandle",
+                is_of_first_device as Function,
+            ),
+        ]);
+        let MapMemory {
+            handle, address, ..
+        } = mapped(&mut test);
+        for _ in 0..2 {
+            let told = test.told(Op::PhysicalExport, &export(handle), &[]);
+            assert_eq!(told, CUDA_SUCCESS);
+        }
+        let exported = (RecordKind::Exported, handle);
+        assert_eq!(described(&test), [exported]);
+        let object = test.new_handle(Kind::Allocation);
+        let retain = PhysicalRetain {
+            handle: object,
+            address,
+        };
+        assert_eq!(test.told(Op::PhysicalRetain, &retain, &[]), CUDA_SUCCESS);
+        assert_eq!(described(&test), [exported, (RecordKind::Retained, object)]);
+        // Mappings by the further handle are of the same memory.
+        let memory = &test.session.objects.virtual_memory;
+        assert_eq!(memory.key_of(object), Some(handle));
+        for object in [handle, object] {
+            let told = test.told(Op::PhysicalRelease, &Object { object }, &[]);
+            assert_eq!(told, CUDA_SUCCESS);
+        }
+        assert_eq!(described(&test), [exported]);
+        let range = Range {
+            start: address,
+            len: UNIT,
+        };
+        assert_eq!(test.told(Op::UnmapMemory, &range, &[]), CUDA_SUCCESS);
+        assert!(described(&test).is_empty());
+    }
+
+    #[test]
+    fn memory_is_mapped_again_and_handles_are_retained_again_by_the_first_handle() {
+        let mut test = Fixture::new(&[
+            ("cuMemRetainAllocationHandle", obeys_with_handle as Function),
+            ("cuMemExportToShareableHandle", exports as Function),
+            ("cuMemRelease", counts as Function),
+        ]);
+        let MapMemory {
+            handle, address, ..
+        } = mapped(&mut test);
+        let object = Object { object: handle };
+        assert_eq!(test.status(Op::PhysicalRelease, &object, &[]), CUDA_SUCCESS);
+        let (shared, place) = (test.shared.clone(), reserved(&mut test, UNIT));
+        let [again, unknown] = [(); 2].map(|()| test.new_handle(Kind::Allocation));
+        let memory = &mut test.session.objects.virtual_memory;
+        let mut map = |key| memory.map_again(&shared.gpu, (place, UNIT), key, 0, 0);
+        assert_eq!(map(unknown), Err(CUDA_ERROR_INVALID_HANDLE));
+        assert_eq!(map(handle), Ok(()));
+        let mut retain = |key| memory.retain_again(&shared.gpu, again, key);
+        assert_eq!(retain(unknown), Err(CUDA_ERROR_INVALID_HANDLE));
+        assert_eq!(retain(handle), Ok(()));
+        assert_eq!(retain(handle), Err(CUDA_ERROR_INVALID_HANDLE));
+        assert_eq!(memory.key_of(again), Some(handle));
+        assert!(memory.mapped(place).is_some() && memory.mapped(address).is_some());
+        // The client's release, the handle for the mapping, and the second retained handle, whose place was taken.
+        assert_eq!(test.calls(), 3);
     }
 
     #[test]

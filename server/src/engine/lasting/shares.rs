@@ -47,6 +47,28 @@ impl Lasting for Given {
     }
 }
 
+/// Memory of the session's that others have by a descriptor (`cuMemGetHandleForAddressRange`).
+pub struct Stays;
+
+impl Lasting for Stays {
+    const KIND: Kind = Kind::Stays;
+    /// Nothing.
+    type State = ();
+
+    fn make(
+        record: &Record,
+        (): Self::State,
+        session: &mut Session,
+        _: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        let grant = session.objects.grants.get(&record.key).map(Arc::clone);
+        if let Some(grant) = grant {
+            keep_in_place(session, &grant);
+        }
+        Ok(())
+    }
+}
+
 /// State of a record of memory that a session has open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenedState {

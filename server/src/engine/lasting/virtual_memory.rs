@@ -14,7 +14,8 @@ use crate::engine::threads::shared::Shared;
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::memory::MapMemory;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use serde::{Deserialize, Serialize};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// A reservation of addresses.
 pub struct Reservation;
@@ -37,17 +38,29 @@ impl Lasting for Reservation {
     }
 }
 
+/// State of physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhysicalState {
+    /// Bytes; 0 if it was imported: the driver does not tell.
+    pub len: u64,
+    /// The server's ordinal of the device.
+    pub device: u32,
+    /// Whether it may be exported.
+    pub exportable: bool,
+    /// Whether another process allocated it.
+    pub imported: bool,
+}
+
 /// Physical memory; the keeper holds its descriptor.
 pub struct Physical;
 
 impl Lasting for Physical {
     const KIND: Kind = Kind::Physical;
-    /// Bytes, the server's ordinal of the device, and whether it may be exported.
-    type State = (u64, u32, bool);
+    type State = PhysicalState;
 
     fn make(
         record: &Record,
-        what: Self::State,
+        what: PhysicalState,
         session: &mut Session,
         making: &mut Making<'_>,
     ) -> Result<(), Lost> {
@@ -77,6 +90,50 @@ impl Lasting for Released {
     }
 }
 
+/// A handle of physical memory that was retained from a mapping.
+pub struct Retained;
+
+impl Lasting for Retained {
+    const KIND: Kind = Kind::Retained;
+    /// The handle with which the memory was created or imported.
+    type State = u64;
+
+    fn make(
+        record: &Record,
+        key: u64,
+        session: &mut Session,
+        making: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        let gpu = &making.shared.gpu;
+        gpu.use_any_device();
+        let memory = &mut session.objects.virtual_memory;
+        match memory.retain_again(gpu, record.key, key) {
+            // The server before ended while it released the last handle.
+            Err(CUDA_ERROR_INVALID_HANDLE) => Ok(()),
+            made => made.map_err(failed("a handle", record)),
+        }
+    }
+}
+
+/// Physical memory was exported: descriptors may hold it.
+pub struct Exported;
+
+impl Lasting for Exported {
+    const KIND: Kind = Kind::Exported;
+    /// Nothing.
+    type State = ();
+
+    fn make(
+        record: &Record,
+        (): Self::State,
+        session: &mut Session,
+        _: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        session.objects.virtual_memory.note_exported(record.key);
+        Ok(())
+    }
+}
+
 /// A mapping.
 pub struct Mapping;
 
@@ -94,7 +151,7 @@ impl Lasting for Mapping {
         let gpu = &making.shared.gpu;
         gpu.use_any_device();
         let memory = &mut session.objects.virtual_memory;
-        let made = memory.map(gpu, (record.key, len), handle, offset, flags);
+        let made = memory.map_again(gpu, (record.key, len), handle, offset, flags);
         made.map_err(failed("a mapping", record))
     }
 }
@@ -142,18 +199,51 @@ pub fn describe_physical(
     raw: CUmemGenericAllocationHandle,
     (len, device, exportable): (u64, Ordinal, bool),
 ) {
+    let what = PhysicalState {
+        len,
+        device: device.into(),
+        exportable,
+        imported: false,
+    };
+    let exported = || devices::export(&images.gpu.driver, raw);
+    describe_held(session, images, key, exported, what);
+}
+
+/// As [`describe_physical`], for memory that was imported from this descriptor.
+pub fn describe_imported(
+    session: &mut Session,
+    images: &ImageStore,
+    key: u64,
+    memory: BorrowedFd<'_>,
+    device: u32,
+) {
+    let what = PhysicalState {
+        len: 0,
+        device,
+        exportable: true,
+        imported: true,
+    };
+    describe_held(session, images, key, || Ok::<_, CUresult>(memory), what);
+}
+
+fn describe_held<F: AsFd>(
+    session: &mut Session,
+    images: &ImageStore,
+    key: u64,
+    descriptor: impl FnOnce() -> Result<F, CUresult>,
+    what: PhysicalState,
+) {
     if !session.lasting.kept {
         return;
     }
-    let exported = devices::export(&images.gpu.driver, raw);
+    let descriptor = descriptor();
     let name = name_of_physical(session, key);
     let (keeping, holder) = (&images.gpu.keeping, &session.shared.kept);
-    if !exported.is_ok_and(|fd| keeping.keep(name, fd.as_fd(), holder)) {
+    if !descriptor.is_ok_and(|fd| keeping.keep(name, fd.as_fd(), holder)) {
         session.lasting.unkept_memory = true;
         return session.note_bonds(images);
     }
-    let device = u32::from(device);
-    describe::<Physical>(session, key, &(len, device, exportable));
+    describe::<Physical>(session, key, &what);
 }
 
 /// Invalidates the record of freed physical memory, and makes the keeper drop it.
@@ -191,13 +281,19 @@ fn adopt_physical(
     shared: &Shared,
     session: &mut Session,
     handle: u64,
-    (len, device, exportable): (u64, u32, bool),
+    what: PhysicalState,
     memory: &OwnedFd,
 ) -> Result<(), CUresult> {
-    let device = shared.gpu.device(device)?;
+    let device = shared.gpu.device(what.device)?;
     device.make_current(&shared.gpu.driver)?;
     let of_device = Memory::Device(device.ordinal);
-    let charge = session.account.take(of_device, len)?;
+    let physical = match what.imported {
+        true => VirtualMemory::imported(handle, &session.account, of_device)?,
+        false => {
+            let charge = session.account.take(of_device, what.len)?;
+            VirtualMemory::physical(handle, what.exportable, of_device, charge)
+        }
+    };
     let mut raw = CUmemGenericAllocationHandle::NULL;
     let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     let descriptor = memory.as_raw_fd() as usize;
@@ -206,7 +302,6 @@ fn adopt_physical(
         .driver
         .memory
         .mem_import(&mut raw, descriptor, kind)?;
-    let physical = VirtualMemory::physical(handle, exportable, of_device, charge);
     let added = session.objects.virtual_memory.add(handle, raw, physical);
     added.inspect_err(|_| {
         let _ = shared.gpu.driver.mem_release(raw);

@@ -10,11 +10,13 @@ use crate::engine::base::bounds;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::slots::Slots;
 use crate::engine::gpu::Gpu;
+use crate::engine::gpu::devices::export;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::arena::VIRTUAL_UNIT as UNIT;
 use mpsshim_proto::handle::Kind;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -35,7 +37,7 @@ struct Reservation {
 /// its size earlier.
 #[derive(Debug)]
 pub struct Physical {
-    /// The handle with which it was created.
+    /// The handle with which it was created or imported.
     key: u64,
     memory: Memory,
     charge: Mutex<Charge>,
@@ -45,12 +47,25 @@ pub struct Physical {
     exported: AtomicBool,
 }
 
+impl Physical {
+    fn note_exported(&self) -> bool {
+        !self.exported.swap(true, Ordering::Relaxed)
+    }
+
+    /// The handle with which it was created or imported.
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+}
+
 /// A handle to physical memory.
 #[derive(Debug)]
 pub struct Allocation {
     /// The driver's handle.
     pub raw: CUmemGenericAllocationHandle,
     physical: Arc<Physical>,
+    /// Whether it was retained from a mapping (`cuMemRetainAllocationHandle`).
+    pub retained: bool,
 }
 
 impl Allocation {
@@ -59,9 +74,10 @@ impl Allocation {
         self.physical.exportable
     }
 
-    /// Records that it was exported, so that a descriptor may hold the memory from now on.
-    pub fn is_exported(&self) {
-        self.physical.exported.store(true, Ordering::Relaxed);
+    /// Records that it was exported, so that a descriptor may hold the memory from now on. Returns whether it is the first
+    /// time.
+    pub fn note_exported(&self) -> bool {
+        self.physical.note_exported()
     }
 }
 
@@ -248,10 +264,82 @@ impl VirtualMemory {
         raw: CUmemGenericAllocationHandle,
         physical: Arc<Physical>,
     ) -> Result<(), CUresult> {
+        let allocation = Allocation {
+            raw,
+            retained: handle != physical.key,
+            physical,
+        };
         self.allocations
-            .insert(handle, Allocation { raw, physical })
+            .insert(handle, allocation)
             .map(drop)
             .map_err(|(status, _)| status)
+    }
+
+    /// Another driver's handle of the memory that was created or imported with this one, also if that is released.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE` if nothing holds such memory, or the driver's status.
+    fn handle_again(
+        &self,
+        gpu: &Gpu,
+        key: u64,
+    ) -> Result<(CUmemGenericAllocationHandle, Arc<Physical>), CUresult> {
+        let mut raw = CUmemGenericAllocationHandle::NULL;
+        let mut mappings = self.mappings.iter();
+        if let Some((start, mapped)) = mappings.find(|(_, mapped)| mapped.physical.key == key) {
+            gpu.driver.memory.mem_retain(&mut raw, *start)?;
+            return Ok((raw, mapped.physical.clone()));
+        }
+        let mut allocations = self.allocations.iter();
+        let found = allocations.find(|one| one.physical.key == key);
+        let found = found.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let descriptor = export(&gpu.driver, found.raw)?;
+        let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        let number = descriptor.as_raw_fd() as usize;
+        gpu.driver.memory.mem_import(&mut raw, number, kind)?;
+        Ok((raw, found.physical.clone()))
+    }
+
+    /// Restores a handle that an earlier server had retained from a mapping of the memory with this key.
+    ///
+    /// # Errors
+    /// As [`VirtualMemory::add`]; driver errors.
+    pub fn retain_again(&mut self, gpu: &Gpu, handle: u64, key: u64) -> Result<(), CUresult> {
+        let (raw, physical) = self.handle_again(gpu, key)?;
+        let added = self.add(handle, raw, physical);
+        added.inspect_err(|_| {
+            let _ = gpu.driver.mem_release(raw);
+        })
+    }
+
+    /// Restores a mapping of the memory with this key, of which the client may have no handle any more.
+    ///
+    /// # Errors
+    /// As [`VirtualMemory::map`].
+    pub fn map_again(
+        &mut self,
+        gpu: &Gpu,
+        range: (u64, u64),
+        key: u64,
+        offset: u64,
+        flags: u64,
+    ) -> Result<(), CUresult> {
+        if let Ok(allocation) = self.allocations.get(key) {
+            let (raw, physical) = (allocation.raw, allocation.physical.clone());
+            return self.map_physical(gpu, range, (raw, physical), offset, flags);
+        }
+        let (raw, physical) = self.handle_again(gpu, key)?;
+        let mapped = self.map_physical(gpu, range, (raw, physical), offset, flags);
+        gpu.driver.mem_release(raw).and(mapped)
+    }
+
+    /// Notes that the memory with this key was exported.
+    pub fn note_exported(&self, key: u64) {
+        let handles = self.allocations.iter().map(|one| &one.physical);
+        let mapped = self.mappings.values().map(|mapped| &mapped.physical);
+        for physical in handles.chain(mapped).filter(|one| one.key == key) {
+            physical.note_exported();
+        }
     }
 
     /// Wraps newly allocated physical memory and its charge.
@@ -266,13 +354,17 @@ impl VirtualMemory {
         })
     }
 
-    /// Wraps physical memory that another process allocated.
+    /// Wraps physical memory that another process allocated. `key`: the handle with which it is imported.
     ///
     /// # Errors
     /// As [`Account::take`].
-    pub fn imported(account: &Account, memory: Memory) -> Result<Arc<Physical>, CUresult> {
+    pub fn imported(
+        key: u64,
+        account: &Account,
+        memory: Memory,
+    ) -> Result<Arc<Physical>, CUresult> {
         Ok(Arc::new(Physical {
-            key: 0,
+            key,
             exportable: true,
             memory,
             charge: Mutex::new(account.take(memory, 0)?),
@@ -312,11 +404,21 @@ impl VirtualMemory {
         let Ok(allocation) = self.allocations.get(handle) else {
             return Err(CUDA_ERROR_INVALID_VALUE);
         };
+        let of = (allocation.raw, allocation.physical.clone());
+        self.map_physical(gpu, (start, len), of, offset, flags)
+    }
+
+    fn map_physical(
+        &mut self,
+        gpu: &Gpu,
+        (start, len): (u64, u64),
+        (raw, physical): (CUmemGenericAllocationHandle, Arc<Physical>),
+        offset: u64,
+        flags: u64,
+    ) -> Result<(), CUresult> {
         if !self.is_reserved(start, len) || self.mappings.len() >= bounds::MAPPINGS {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let physical = allocation.physical.clone();
-        let raw = allocation.raw;
         let mut before = None;
         if physical.imported {
             let mut charge = physical.charge.lock();

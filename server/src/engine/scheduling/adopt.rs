@@ -642,10 +642,10 @@ mod kinds {
     pub use crate::engine::lasting::messages::{Client, Leaves};
     pub use crate::engine::lasting::pools::{Pool, PoolMemory};
     pub use crate::engine::lasting::shared_events::SharedEvent;
-    pub use crate::engine::lasting::shares::{Given, Opened};
+    pub use crate::engine::lasting::shares::{Given, Opened, Stays};
     pub use crate::engine::lasting::times::{Captured, Time};
     pub use crate::engine::lasting::virtual_memory::{
-        Access, Mapping, Physical, Released, Reservation,
+        Access, Exported, Mapping, Physical, Released, Reservation, Retained,
     };
     pub use crate::engine::objects::snapshot::session::Variables;
 }

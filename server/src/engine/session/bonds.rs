@@ -145,7 +145,6 @@ impl Lasting {
             .with(Bonds::REGISTERED, !self.unkept_files.is_empty())
             .with(Bonds::ARRAYS, !self.unkept_arrays.is_empty())
             .with(Bonds::TEXTURES, !self.unkept_textures.is_empty())
-            .with(Bonds::SHARED, self.shares)
             .with(Bonds::MANY, self.undescribed || self.far_streams)
     }
 }
@@ -185,12 +184,10 @@ mod tests {
     }
 
     #[test]
-    fn shared_memory_binds_to_the_process_and_a_turn_to_the_context() {
+    fn a_turn_binds_to_the_context() {
         let mut test = Fixture::new(&[]);
-        test.session.lasting.shares = true;
         test.session.flow.has_graph_turn = true;
-        let next = Bonds::UNKEPT.with(Bonds::SHARED, true);
-        assert_eq!(bonds(&test, Destination::NextServer), next);
+        assert_eq!(bonds(&test, Destination::NextServer), Bonds::UNKEPT);
         assert_eq!(bonds(&test, Destination::Annex), Bonds::GRAPHS);
     }
 

@@ -40,8 +40,6 @@ pub struct Lasting {
     /// Variables that have moved since the client learned their address: length and present address, by the known
     /// address.
     pub moved: BTreeMap<u64, (u64, u64)>,
-    /// It has shared memory or events with other processes.
-    pub shares: bool,
 }
 
 impl Lasting {
@@ -63,7 +61,6 @@ impl Lasting {
             looked_into: HashSet::new(),
             variables_span: (0, 0),
             moved: BTreeMap::new(),
-            shares: false,
         }
     }
 }

@@ -50,6 +50,7 @@
 //! A call that fails ends the program: the status is printed, and the exit status is 1. Wrong content ends it with status 2.
 
 mod constants;
+mod exported;
 mod graphs;
 mod infer;
 mod lent;
@@ -63,6 +64,7 @@ mod steps;
 mod textures;
 
 use constants::Constants;
+use exported::Exported;
 use graphs::{Graphs, Unloaded};
 use infer::Infer;
 use lent::Lent;
@@ -580,6 +582,7 @@ fn run() -> Status<bool> {
     let mut textures: Option<Textures> = None;
     let mut lent: Option<Lent> = None;
     let mut signal: Option<Signal> = None;
+    let mut exported: Option<Exported> = None;
     say("started");
     for line in io::stdin().lock().lines() {
         let line = line.unwrap_or_default();
@@ -815,6 +818,26 @@ fn run() -> Status<bool> {
                 say("written");
             }
             "read" => match lent.expect("memory").read()? {
+                Some(value) => say(&value.to_string()),
+                None => return Ok(false),
+            },
+            "export" => {
+                exported = Some(Exported::new(text)?);
+                say("exported");
+            }
+            "import" => {
+                exported = Some(Exported::import(text)?);
+                say("imported");
+            }
+            "retain" => {
+                exported.as_mut().expect("memory").retain()?;
+                say("retained");
+            }
+            "fill" => {
+                exported.as_ref().expect("memory").write(argument)?;
+                say("filled");
+            }
+            "show" => match exported.as_ref().expect("memory").read()? {
                 Some(value) => say(&value.to_string()),
                 None => return Ok(false),
             },
