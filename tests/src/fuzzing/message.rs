@@ -123,11 +123,6 @@ fn binds(op: Op) -> bool {
         op,
         Op::GetReference
             | Op::LinkCreate
-            | Op::ResourceQuery
-            | Op::ResourceSplit
-            | Op::ResourceJoin
-            | Op::GreenCreate
-            | Op::Confine
             | Op::PhysicalExport
             | Op::PhysicalImport
             | Op::PoolExport

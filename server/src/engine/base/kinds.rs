@@ -61,6 +61,10 @@ macro_rules! for_each_kind {
             Given = 32: 1, Objects, Alone;
             /// Device memory of another session that the session has open; the key is its first address.
             Opened = 33: 1, Contents, Alone;
+            /// A message that told the client of multiprocessors or of a description of them; the key is its number.
+            Resource = 35: 1, Objects, Never;
+            /// A part of a device that is assigned to a context of the client; the key is its handle.
+            Confined = 36: 1, Objects, WithObject;
         }
     };
 }
@@ -200,7 +204,7 @@ mod tests {
     fn a_number_names_its_kind() {
         let known = (0..100).filter_map(Kind::of);
         let known: Vec<Kind> = known.collect();
-        assert_eq!(known.len(), 27);
+        assert_eq!(known.len(), 29);
         assert!(
             known
                 .iter()

@@ -521,10 +521,7 @@ mod tests {
             let bonds = test.session.shared.description.bonds();
             bonds.0 & Bonds::CHANGED_GRAPHS.0 != 0
         };
-        let frees = [
-            (Op::MemRelease, device, UNIT),
-            (Op::HostFree, pinned, 4096),
-        ];
+        let frees = [(Op::MemRelease, device, UNIT), (Op::HostFree, pinned, 4096)];
         for (op, start, len) in frees {
             test.session.objects.graphs.name_memory(start);
             test.session.note_bonds(&test.shared.images);

@@ -8,7 +8,7 @@ pub mod copy;
 mod event;
 pub mod function;
 pub mod graph;
-mod green;
+pub mod green;
 pub mod launch;
 mod link;
 pub mod memory;

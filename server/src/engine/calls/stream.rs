@@ -71,6 +71,7 @@ pub fn stream_create(
         role,
     );
     stream.green = green;
+    stream.part = body.green;
     if let Err((status, stream)) = session.objects.streams.insert(body.stream, stream) {
         stream.release(&shared.gpu);
         return Err(status.into());
