@@ -4,12 +4,10 @@ use super::reply::{Reply, number};
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::side::Side;
-use crate::engine::gpu::devices::Device;
-use crate::engine::gpu::green::{Green, GreenRef};
-use crate::engine::gpu::partition::Place;
+use crate::engine::gpu::green::Green;
 use crate::engine::lasting::resources::{
-    describe_green_end, describe_joined, describe_part, describe_told, join, put_part, query,
-    split, told_of,
+    describe_green_end, describe_joined, describe_part, describe_told, join, place_on, put_part,
+    query, split, told_of,
 };
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
@@ -111,25 +109,6 @@ pub fn confine(session: &mut Session, shared: &Shared, body: Confine) -> Reply {
     let count = put_part(session, shared, &body, None)?;
     describe_part(session, shared, &body, count);
     Ok(number(count.into()))
-}
-
-/// The part of a device in which the session has its place; `None`: the whole device.
-pub fn place_on<'a>(session: &'a Session, device: &Device) -> Option<&'a Place> {
-    let place = session.objects.places.get(device.ordinal.index());
-    place.and_then(Option::as_ref)
-}
-
-/// The part of a device that the session may use; `None`: the whole device.
-///
-/// # Errors
-/// Driver errors; `CUDA_ERROR_DEVICE_UNAVAILABLE` if static partitions of other clients leave nothing of it.
-pub fn part_of(
-    session: &Session,
-    shared: &Shared,
-    device: &Device,
-) -> Result<Option<GreenRef>, CUresult> {
-    let green = |place: &Place| place.green(&shared.gpu.driver, device);
-    place_on(session, device).map(green).transpose()
 }
 
 /// `cuGreenCtxDestroy`, once its last stream has drained.

@@ -8,7 +8,7 @@ pub mod copy;
 mod event;
 pub mod function;
 pub mod graph;
-pub mod green;
+mod green;
 pub mod launch;
 mod link;
 pub mod memory;

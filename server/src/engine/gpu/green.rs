@@ -16,6 +16,10 @@ use std::sync::Arc;
 /// Streams created ahead in a lasting green context: creating one can block while other clients' kernels run.
 const STREAMS_AHEAD: usize = 8;
 
+/// Destroyed green contexts that the next server makes again at most: one takes it 2 ms, and device memory that the driver
+/// keeps.
+const MOST_ENDED: usize = 64;
+
 /// A green context. Its streams hold a reference, so that it is destroyed after them.
 #[derive(Debug)]
 pub struct Green {
@@ -147,6 +151,8 @@ pub struct Resources {
     descriptions: Vec<(Vec<u32>, CUdevResourceDesc, Ordinal)>,
     /// Handles of green contexts that entries of the list come from.
     sources: HashSet<u64>,
+    /// Number of destroyed green contexts that the next server makes again, too.
+    ended: usize,
 }
 
 /// Token and number of multiprocessors of a resource, as a client was told of it.
@@ -222,9 +228,17 @@ impl Resources {
         self.sources.insert(green);
     }
 
-    /// Forgets the handle of a destroyed green context. Returns whether entries of the list come from it.
-    pub fn forget_source(&mut self, green: u64) -> bool {
-        self.sources.remove(&green)
+    /// Notes that a green context has ended. If entries of the list or streams come from it, the next server needs it, and
+    /// the result is `true`.
+    pub fn note_ended(&mut self, green: u64, has_streams: bool) -> bool {
+        let is_needed = self.sources.remove(&green) || has_streams;
+        self.ended += usize::from(is_needed);
+        is_needed
+    }
+
+    /// Whether the next server would have to make too many green contexts that were destroyed.
+    pub fn has_many_ended(&self) -> bool {
+        self.ended > MOST_ENDED
     }
 
     fn tell_one(&mut self, resource: CUdevResource, device: Ordinal) -> Result<Resource, CUresult> {

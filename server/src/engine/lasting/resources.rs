@@ -9,8 +9,8 @@ use crate::engine::base::call_error::CallError;
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
 use crate::engine::base::ordinal::Ordinal;
-use crate::engine::calls::green::{part_of, place_on};
-use crate::engine::gpu::green::{Told, count_of};
+use crate::engine::gpu::devices::Device;
+use crate::engine::gpu::green::{GreenRef, Told, count_of};
 use crate::engine::gpu::partition::Place;
 use crate::engine::objects::streams::Stream;
 use crate::engine::session::Session;
@@ -18,10 +18,11 @@ use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_model::limits::Percentage;
 use mpsshim_proto::message::context::{
-    self, Confine, MAX_GROUPS, ResourceJoin, ResourceQuery, ResourceSplit,
+    self, Confine, GreenCreate, MAX_GROUPS, ResourceJoin, ResourceQuery, ResourceSplit,
 };
 use mpsshim_proto::message::{Object, Op};
 use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
 use zerocopy::{Immutable, IntoBytes};
 
 /// State of a record of [`Resource`]; the record's operation is the message's.
@@ -89,6 +90,25 @@ fn tell_again(
         }
         _ => Err("its description cannot be read".to_owned()),
     }
+}
+
+/// The part of a device in which the session has its place; `None`: the whole device.
+pub fn place_on<'a>(session: &'a Session, device: &Device) -> Option<&'a Place> {
+    let place = session.objects.places.get(device.ordinal.index());
+    place.and_then(Option::as_ref)
+}
+
+/// The part of a device that the session may use; `None`: the whole device.
+///
+/// # Errors
+/// Driver errors; `CUDA_ERROR_DEVICE_UNAVAILABLE` if static partitions of other clients leave nothing of it.
+pub fn part_of(
+    session: &Session,
+    shared: &Shared,
+    device: &Device,
+) -> Result<Option<GreenRef>, CUresult> {
+    let green = |place: &Place| place.green(&shared.gpu.driver, device);
+    place_on(session, device).map(green).transpose()
 }
 
 /// The resource that a client asks for, and its device.
@@ -263,23 +283,20 @@ fn describe_new(
 /// Describes the end of a green context.
 pub fn describe_green_end(session: &mut Session, shared: &Shared, body: Object) {
     let green = body.object;
-    let is_source = session.objects.resources.forget_source(green);
+    let is_there = |stream: &Stream| stream.part == green;
+    let has_streams = session.objects.streams.iter().any(is_there);
+    let is_needed = session.objects.resources.note_ended(green, has_streams);
     if !session.lasting.kept {
         return;
     }
-    let is_there = |stream: &Stream| stream.part == green;
-    let has_streams = session.objects.streams.iter().any(is_there);
-    let record = match is_source || has_streams {
-        // Resources or streams come from it: the next server makes it again, too, and destroys it behind them.
-        true => Record::of(
-            Kind::Sets,
-            Op::GreenDestroy as u16,
-            green,
-            &body.as_bytes().to_vec(),
-        ),
-        false => Record::ending(Kind::Ends, Op::GreenDestroy as u16, green),
-    };
-    session.write_down(record);
+    // Before the record: the server may end in between.
+    session.note_bonds(&shared.images);
+    let op = Op::GreenDestroy as u16;
+    session.write_down(match is_needed {
+        // The next server makes it again, and destroys it behind the objects that come from it.
+        true => Record::of(Kind::Sets, op, green, &body.as_bytes().to_vec()),
+        false => Record::ending(Kind::Ends, op, green),
+    });
     session.note_bonds(&shared.images);
 }
 
@@ -291,21 +308,39 @@ pub fn with_sizes(
     mut places: Vec<Option<Place>>,
     records: &[Record],
 ) -> Result<Vec<Option<Place>>, Lost> {
-    let of_query =
-        |record: &&Record| record.kind == Kind::Resource && record.op == Op::ResourceQuery as u16;
-    for record in records.iter().filter(of_query) {
-        let state: Option<ResourceState> = record.state();
-        let Some(state) = state else { continue };
-        let message = Incoming::copied(Op::ResourceQuery, 0, &state.message);
-        let (Ok(body), [(_, count)]) = (message.body::<ResourceQuery>(), &state.told[..]) else {
-            continue;
+    // Devices of green contexts that have the whole part.
+    let mut whole: HashMap<u64, u32> = HashMap::new();
+    for record in records {
+        let (device, count) = match (record.kind, Op::from_u16(record.op)) {
+            (Kind::Makes, Some(op @ Op::GreenCreate)) => {
+                let message: Vec<u8> = record.state().unwrap_or_default();
+                let body = Incoming::copied(op, 0, &message).body::<GreenCreate>();
+                if let Some(body) = body.ok().filter(|body| body.description == 0) {
+                    whole.insert(body.green, body.device);
+                }
+                continue;
+            }
+            (Kind::Resource, Some(op @ Op::ResourceQuery)) => {
+                let state: Option<ResourceState> = record.state();
+                let Some(ResourceState { message, told, .. }) = state else {
+                    continue;
+                };
+                let body = Incoming::copied(op, 0, &message).body::<ResourceQuery>();
+                let (Ok(body), [(_, count)]) = (body, &told[..]) else {
+                    continue;
+                };
+                match (body.kind, body.green, whole.get(&body.green)) {
+                    (CU_DEV_RESOURCE_TYPE_SM, 0, _) => (body.device, *count),
+                    (CU_DEV_RESOURCE_TYPE_SM, _, Some(device)) => (*device, *count),
+                    _ => continue,
+                }
+            }
+            _ => continue,
         };
-        let is_of_device = body.green == 0 && body.kind == CU_DEV_RESOURCE_TYPE_SM;
-        let place = places.get_mut(body.device as usize);
-        if let Some(Some(place)) = place.filter(|_| is_of_device)
-            && place.count != *count
+        if let Some(Some(place)) = places.get_mut(device as usize)
+            && place.count != count
         {
-            let sized = place.part_of_size(*count);
+            let sized = place.part_of_size(count);
             let none = || format!("it has no part of {count} multiprocessors any more");
             *place = sized.ok_or_else(none)?;
         }
@@ -395,7 +430,8 @@ mod tests {
     use mpsshim_model::bonds::Bonds;
     use mpsshim_proto::handle::Kind as HandleKind;
     use mpsshim_proto::message::StreamCreate;
-    use mpsshim_proto::message::context::{GreenCreate, Resource as Shown};
+    use mpsshim_proto::message::context::Resource as Shown;
+    use mpsshim_proto::message::graph::CaptureBegin;
     use std::sync::atomic::{AtomicU32, Ordering};
 
     /// Multiprocessors of the device; the driver's structures of each server differ.
@@ -547,6 +583,69 @@ mod tests {
 
     fn is_bound(test: &Fixture) -> bool {
         test.session.shared.description.bonds() != Bonds::default()
+    }
+
+    fn is_bound_by_parts(test: &Fixture) -> bool {
+        let bonds = test.session.shared.description.bonds();
+        bonds.0 & Bonds::PARTITIONS.0 != 0
+    }
+
+    #[test]
+    fn a_graph_that_was_captured_in_a_green_context_binds_until_it_is_gone() {
+        let mut test = fixture();
+        let plain = test.stream();
+        let own = green(&mut test, 0);
+        for (stream, binds) in [(plain, false), (stream_in(&mut test, own), true)] {
+            let begin = CaptureBegin {
+                stream,
+                ..CaptureBegin::default()
+            };
+            assert_eq!(test.told(Op::CaptureBegin, &begin, &[]), CUDA_SUCCESS);
+            assert_eq!(is_bound_by_parts(&test), binds);
+            let end = Object { object: stream };
+            let object: u64 = test.reply(Op::CaptureEnd, &end, &[]).expect("a graph");
+            assert_eq!(is_bound_by_parts(&test), binds);
+            destroy(&mut test, Op::GraphDestroy, object);
+            assert!(!is_bound_by_parts(&test));
+        }
+    }
+
+    #[test]
+    fn many_green_contexts_that_are_needed_and_gone_bind() {
+        let mut test = fixture();
+        for number in 1..=70 {
+            let parent = green(&mut test, 0);
+            let stream = stream_in(&mut test, parent);
+            destroy(&mut test, Op::GreenDestroy, parent);
+            destroy(&mut test, Op::StreamDestroy, stream);
+            assert_eq!(is_bound_by_parts(&test), number > 64, "{number}");
+        }
+    }
+
+    #[test]
+    fn a_session_has_places_of_the_sizes_that_it_was_told() {
+        let mut test = fixture();
+        let shared = test.shared.clone();
+        let device = shared.gpu.device(0).expect("a device");
+        let partition = device.partition(&shared.gpu.driver);
+        let partition = partition.expect("a partition");
+        test.session.objects.places = vec![Some(partition.place(4))];
+        let of_all = green(&mut test, 0);
+        assert_eq!(ask(&mut test, of_all).count, 4);
+        let records = described(&test);
+        let sizes = |records: &[Record]| {
+            let places = with_sizes(vec![Some(partition.place(8)), None], records);
+            places.map(|places| places[0].as_ref().map(|place| place.count))
+        };
+        assert_eq!(sizes(&[]), Ok(Some(8)));
+        assert_eq!(sizes(&records), Ok(Some(4)));
+        // Without its green context, the resource may be of a part of the place.
+        assert_eq!(sizes(&records[1..]), Ok(Some(8)));
+        assert_eq!(ask(&mut test, 0).count, 4);
+        SIZE.store(6, Ordering::Relaxed);
+        let third = green(&mut test, 0);
+        assert_eq!(ask(&mut test, third).count, 3);
+        assert!(sizes(&described(&test)).is_err());
     }
 
     #[test]

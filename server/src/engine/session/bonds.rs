@@ -63,7 +63,7 @@ impl Objects {
             places,
             places_of_contexts,
             greens,
-            resources: _,
+            resources,
             grants: _,
             evicted: _,
             releasing: _,
@@ -93,6 +93,7 @@ impl Objects {
             NextServer => both
                 .with(graphs.bonds(), true)
                 .with(pools.bonds(), true)
+                .with(Bonds::PARTITIONS, resources.has_many_ended())
                 .with(Bonds::LINKERS, links.len() > 0),
             Annex => {
                 let mut loaded = images.iter().chain(libraries.iter());
