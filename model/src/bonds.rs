@@ -39,7 +39,9 @@ bonds! {
     POOLS = 5: "memory pools";
     /// Memory or events shared with other processes.
     SHARED = 7: "shared memory or events";
-    /// Green contexts, resources of multiprocessors, and contexts restricted to some of them.
+    /// Graphs that were captured in green contexts or in contexts restricted to some multiprocessors; many green contexts
+    /// that were destroyed, and of whose resources the client knows. For another context of the same server, also these
+    /// contexts.
     PARTITIONS = 8: "partitions";
     /// Access between devices.
     PEERS = 9: "peer access";

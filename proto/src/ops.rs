@@ -280,17 +280,17 @@ macro_rules! for_each_op {
 
             // Green contexts, device-wide settings: [`context`].
             /// Resources of a device, a context or a stream.
-            ResourceQuery = 600: Request resource_query(context::ResourceQuery) -> context::Resource; Dispatch, Free, Never, Nothing, Binds;
+            ResourceQuery = 600: Request resource_query(context::ResourceQuery) -> context::Resource; Dispatch, Free, Never, Nothing, Own;
             /// Splits multiprocessors into groups. Answered with a [`context::Resource`] for each.
-            ResourceSplit = 601: Request resource_split(context::ResourceSplit) -> context::ResourceGroups; SlowSubmits, Free, Never, Nothing, Binds;
+            ResourceSplit = 601: Request resource_split(context::ResourceSplit) -> context::ResourceGroups; SlowSubmits, Free, Never, Nothing, Own;
             /// Combines resources into a description for green contexts. Trailing: tokens of resources.
-            ResourceJoin = 602: Request resource_join(context::ResourceJoin, rest) -> Value; SlowSubmits, Free, Never, Nothing, Binds;
+            ResourceJoin = 602: Request resource_join(context::ResourceJoin, rest) -> Value; SlowSubmits, Free, Never, Nothing, Own;
             /// Creates a green context.
-            GreenCreate = 603: Request green_create(context::GreenCreate) -> (); SlowSubmits, Free, Always, Nothing, Binds;
+            GreenCreate = 603: Request green_create(context::GreenCreate) -> (); SlowSubmits, Free, Always, Nothing, [Makes green];
             /// Destroys a green context whose streams have all been destroyed.
-            GreenDestroy = 604: Async green_destroy(Object); Dispatch, Everything, Never, Nothing, Binds;
+            GreenDestroy = 604: Async green_destroy(Object); Dispatch, Everything, Never, Nothing, Own;
             /// Confines the session to a part of the multiprocessors; the answer is their number.
-            Confine = 605: Request confine(context::Confine) -> Value; SlowSubmits, Free, Never, Nothing, Binds;
+            Confine = 605: Request confine(context::Confine) -> Value; SlowSubmits, Free, Never, Nothing, Own;
             /// Sets the client's own memory limit of a device.
             LimitMemory = 606: Async limit_memory(context::LimitMemory); Dispatch, Everything, Never, Nothing, [Sets device];
         }

@@ -121,15 +121,7 @@ pub fn is_of_graphs(op: Op) -> bool {
 fn binds(op: Op) -> bool {
     matches!(
         op,
-        Op::GetReference
-            | Op::LinkCreate
-            | Op::ResourceQuery
-            | Op::ResourceSplit
-            | Op::ResourceJoin
-            | Op::GreenCreate
-            | Op::Confine
-            | Op::PoolExport
-            | Op::PoolImport
+        Op::GetReference | Op::LinkCreate | Op::PoolExport | Op::PoolImport
     )
 }
 

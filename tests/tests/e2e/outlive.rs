@@ -574,6 +574,31 @@ fn arrays_and_textures_go_on_as_they_were() {
 }
 
 #[test]
+fn green_contexts_and_their_resources_go_on_as_they_were() {
+    go_on_as_they_were("part", "parted");
+}
+
+#[test]
+fn contexts_with_a_part_of_the_device_go_on_as_they_were() {
+    let place = daemon_without_quarantine();
+    let env = [
+        (
+            "CUDA_MPS_ENABLE_PER_CTX_DEVICE_MULTIPROCESSOR_PARTITIONING",
+            "1",
+        ),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "75"),
+    ];
+    let mut survivor = Survivor::start_in(place.pipe(), &env);
+    for round in 1..=4 {
+        assert_eq!(survivor.ask("part"), format!("parted {round}"));
+        end_server(&place, 1, round);
+    }
+    assert_eq!(survivor.ask("part"), "parted 5");
+    survivor.round();
+    survivor.end();
+}
+
+#[test]
 fn memory_that_programs_share_goes_on_with_them() {
     let place = daemon_without_quarantine();
     let [mut owner, mut other] = [(); 2].map(|()| Survivor::start(&place));

@@ -315,6 +315,11 @@ fn arrays_and_textures_go_to_the_next_server() {
 }
 
 #[test]
+fn green_contexts_and_their_resources_go_to_the_next_server() {
+    go_to_the_next_server("part", "parted");
+}
+
+#[test]
 fn programs_that_share_memory_stay_together() {
     let place = daemon();
     let [mut owner, mut other, mut third] = [(); 3].map(|()| Survivor::start(&place));

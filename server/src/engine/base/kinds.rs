@@ -63,6 +63,10 @@ macro_rules! for_each_kind {
             Opened = 33: 1, Contents, Alone;
             /// An event that sessions share; the key is its handle.
             SharedEvent = 34: 1, Objects, WithObject;
+            /// A message that told the client of multiprocessors or of a description of them; the key is its number.
+            Resource = 35: 1, Objects, Never;
+            /// A part of a device that is assigned to a context of the client; the key is its handle.
+            Confined = 36: 1, Objects, WithObject;
             /// Physical memory was exported; the key is the handle under which it was created.
             Exported = 37: 1, Memory, With(Physical);
             /// A further handle of physical memory; the key is that handle.
@@ -208,7 +212,7 @@ mod tests {
     fn a_number_names_its_kind() {
         let known = (0..100).filter_map(Kind::of);
         let known: Vec<Kind> = known.collect();
-        assert_eq!(known.len(), 31);
+        assert_eq!(known.len(), 33);
         assert!(
             known
                 .iter()

@@ -127,7 +127,9 @@ pub fn capture_begin(
         )?;
         session.objects.graphs.graphs.get_mut(body.graph)?.filling = true;
     }
-    session.objects.streams.at_mut(index)?.capturing = true;
+    let stream = session.objects.streams.at_mut(index)?;
+    stream.capturing = true;
+    session.objects.graphs.note_capture(stream.part != 0);
     session.objects.graphs.captures.push(Capture {
         stream: body.stream,
         graph: body.graph,
@@ -234,6 +236,8 @@ pub fn look_whether_captures(session: &mut Session, shared: &Shared, index: usiz
     }
     if let Ok(stream) = session.objects.streams.at_mut(index) {
         stream.capturing = shared.gpu.driver.is_capturing(stream.raw);
+        let in_part = stream.capturing && stream.part != 0;
+        session.objects.graphs.note_capture(in_part);
     }
 }
 

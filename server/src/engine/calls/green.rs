@@ -4,86 +4,55 @@ use super::reply::{Reply, number};
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::side::Side;
-use crate::engine::gpu::devices::Device;
-use crate::engine::gpu::green::{Green, GreenRef};
-use crate::engine::gpu::partition::Place;
+use crate::engine::gpu::green::Green;
+use crate::engine::lasting::resources::{
+    describe_green_end, describe_joined, describe_part, describe_told, join, place_on, put_part,
+    query, split, told_of,
+};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use crate::engine::threads::undertaker::Buried;
 use mpsshim_api::cuda::*;
-use mpsshim_model::limits::Percentage;
-use mpsshim_proto::message::Object;
-use mpsshim_proto::message::context::MAX_GROUPS;
 use mpsshim_proto::message::context::{
     Confine, GreenCreate, ResourceGroups, ResourceJoin, ResourceQuery, ResourceSplit,
 };
+use mpsshim_proto::message::{Object, Op};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
 /// `cuDeviceGetDevResource`, `cuGreenCtxGetDevResource`.
 pub fn resource_query(session: &mut Session, shared: &Shared, body: ResourceQuery) -> Reply {
-    let mut resource = CUdevResource::INVALID;
-    let driver = &shared.gpu.driver.context;
-    let device = if body.green == 0 {
-        let device = shared.gpu.device(body.device)?;
-        device.make_current(&shared.gpu.driver)?;
-        match part_of(session, shared, device)? {
-            Some(part) => driver.green_get_dev_resource(part.raw, &mut resource, body.kind)?,
-            None => driver.device_get_dev_resource(device.raw, &mut resource, body.kind)?,
-        }
-        device.ordinal
-    } else {
-        let green = session.objects.greens.get(body.green)?;
-        shared.gpu.devices[green.device].make_current(&shared.gpu.driver)?;
-        driver.green_get_dev_resource(green.raw, &mut resource, body.kind)?;
-        green.device
-    };
-    let told = session.objects.resources.tell(resource, device)?;
-    Ok(told.as_bytes().to_vec())
+    let (resource, device) = query(session, shared, &body)?;
+    let resources = &mut session.objects.resources;
+    let before = resources.len();
+    let shown = resources.tell(&[resource], device)?;
+    if body.green != 0 && resources.len() > before {
+        resources.note_source(body.green);
+    }
+    let told = told_of(&[resource], &shown);
+    describe_told(session, shared, (Op::ResourceQuery, before), &body, told);
+    Ok(shown.as_bytes().to_vec())
 }
 
 /// `cuDevSmResourceSplitByCount`.
 pub fn resource_split(session: &mut Session, shared: &Shared, body: ResourceSplit) -> Reply {
-    let (from, device) = session.objects.resources.get(body.token)?;
-    if body.count != from.sm[0] {
-        // The program has changed the resource's multiprocessor count, which is read-only.
-        return Err(CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION.into());
-    }
-    let mut groups = vec![CUdevResource::INVALID; body.groups.min(MAX_GROUPS) as usize];
-    let mut count = groups.len() as u32;
-    let mut remaining = CUdevResource::INVALID;
-    let groups_at = match body.wanted & 1 {
-        0 => std::ptr::null_mut(),
-        _ => groups.as_mut_ptr(),
-    };
-    let remaining_at = match body.wanted & 2 {
-        0 => std::ptr::null_mut(),
-        _ => &raw mut remaining,
-    };
-    shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
-    shared.gpu.driver.context.split_by_count(
-        groups_at,
-        &mut count,
-        &from,
-        remaining_at,
-        body.flags,
-        body.least,
-    )?;
+    let groups = split(session, shared, &body)?;
+    let all = groups.all();
+    let before = session.objects.resources.len();
+    let shown = session.objects.resources.tell(&all, groups.device)?;
+    let told = told_of(&all, &shown);
+    describe_told(session, shared, (Op::ResourceSplit, before), &body, told);
     let mut head = ResourceGroups {
-        groups: count,
+        groups: groups.count,
         ..ResourceGroups::default()
     };
-    if remaining.kind == CU_DEV_RESOURCE_TYPE_SM {
-        head.remaining = session.objects.resources.tell(remaining, device)?;
+    let mut shown = &shown[..];
+    if groups.remaining.is_some()
+        && let Some((remaining, others)) = shown.split_first()
+    {
+        (head.remaining, shown) = (*remaining, others);
     }
-    let mut payload = head.as_bytes().to_vec();
-    if body.wanted & 1 != 0 {
-        for group in groups.iter().take(count as usize) {
-            let told = session.objects.resources.tell(*group, device)?;
-            payload.extend_from_slice(told.as_bytes());
-        }
-    }
-    Ok(payload)
+    Ok([head.as_bytes(), shown.as_bytes()].concat())
 }
 
 /// `cuDevResourceGenerateDesc`.
@@ -92,26 +61,10 @@ pub fn resource_join(
     shared: &Shared,
     call: Call<'_, ResourceJoin>,
 ) -> Reply {
-    let Call { body, message } = call;
-    let behind = message.behind::<ResourceJoin>()?;
-    if body.count == 0 || body.count > MAX_GROUPS {
-        return Err(CUDA_ERROR_INVALID_VALUE.into());
-    }
-    let Some(tokens) = behind.get(..body.count as usize * 4) else {
-        return Err(CallError::Violation(format!(
-            "{} resources do not fit the message",
-            body.count
-        )));
-    };
-    let (words, _) = tokens.as_chunks::<4>();
-    let tokens: Vec<u32> = words.iter().map(|word| u32::from_le_bytes(*word)).collect();
-    let device = session.objects.resources.get(tokens[0])?.1;
-    shared.gpu.devices[device].make_current(&shared.gpu.driver)?;
-    let at = session
-        .objects
-        .resources
-        .describe(&shared.gpu.driver, tokens, device)?;
-    Ok(number(at as u64))
+    let before = session.objects.resources.len();
+    let at = join(session, shared, call.message)?;
+    describe_joined(session, shared, before, call.message, at);
+    Ok(number(at.into()))
 }
 
 /// Fails in an annex: a device can be partitioned only in its main context.
@@ -153,43 +106,9 @@ pub fn green_create(session: &mut Session, shared: &Shared, body: GreenCreate) -
 /// number of multiprocessors.
 pub fn confine(session: &mut Session, shared: &Shared, body: Confine) -> Reply {
     check_parts(session)?;
-    let device = shared.gpu.device(body.device)?;
-    let asked = Percentage::from_hundredths(body.hundredths).unwrap_or(Percentage::ALL);
-    let threads = asked.min(session.shared.terms.threads);
-    let place = match place_on(session, device) {
-        Some(place) => place.part(threads),
-        None => {
-            let partition = device.partition(&shared.gpu.driver)?;
-            partition.place(threads.of(partition.total))
-        }
-    };
-    let count = place.count;
-    let green = place.green(&shared.gpu.driver, device)?;
-    session
-        .objects
-        .greens
-        .insert(body.green, green)
-        .map_err(|(status, _)| status)?;
-    session.objects.places_of_contexts.insert(body.green, place);
+    let count = put_part(session, shared, &body, None)?;
+    describe_part(session, shared, &body, count);
     Ok(number(count.into()))
-}
-
-fn place_on<'a>(session: &'a Session, device: &Device) -> Option<&'a Place> {
-    let place = session.objects.places.get(device.ordinal.index());
-    place.and_then(Option::as_ref)
-}
-
-/// The part of a device that the session may use; `None`: the whole device.
-///
-/// # Errors
-/// Driver errors; `CUDA_ERROR_DEVICE_UNAVAILABLE` if static partitions of other clients leave nothing of it.
-pub fn part_of(
-    session: &Session,
-    shared: &Shared,
-    device: &Device,
-) -> Result<Option<GreenRef>, CUresult> {
-    let green = |place: &Place| place.green(&shared.gpu.driver, device);
-    place_on(session, device).map(green).transpose()
 }
 
 /// `cuGreenCtxDestroy`, once its last stream has drained.
@@ -200,6 +119,7 @@ pub fn green_destroy(
 ) -> Result<(), CallError> {
     let green = session.objects.greens.remove(body.object)?;
     session.objects.places_of_contexts.remove(&body.object);
+    describe_green_end(session, shared, body);
     shared.lanes.bury(Buried::Green(green));
     Ok(())
 }
@@ -211,8 +131,8 @@ mod tests {
         FAULT, Fixture, Function, counts, obeys, obeys_with_handle, others,
     };
     use mpsshim_proto::handle::Kind;
-    use mpsshim_proto::message::context::Resource;
-    use mpsshim_proto::message::{Op, StreamCreate};
+    use mpsshim_proto::message::StreamCreate;
+    use mpsshim_proto::message::context::{MAX_GROUPS, Resource};
 
     /// Tells of 8 multiprocessors, and [`obeys`].
     extern "C" fn whole(_: u64, resource: &mut CUdevResource) -> CUresult {
@@ -279,7 +199,7 @@ mod tests {
             test.orders(CUDA_ERROR_NOT_SUPPORTED);
             let status = test.status(Op::ResourceQuery, &query(green, 0), &[]);
             assert_eq!(status, CUDA_ERROR_NOT_SUPPORTED);
-            assert!(test.session.objects.resources.is_empty());
+            assert_eq!(test.session.objects.resources.len(), 0);
         }
         test.orders(CUDA_SUCCESS);
         assert_eq!(resource(&mut test).count, 8);

@@ -3,8 +3,8 @@
 use super::reply::{Reply, number};
 use crate::engine::base::call::Call;
 use crate::engine::calls::function::function_ready;
-use crate::engine::calls::green::part_of;
 use crate::engine::calls::launch;
+use crate::engine::lasting::resources::part_of;
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::CUstream;

@@ -3,8 +3,8 @@
 use crate::engine::base::call_error::CallError;
 use crate::engine::base::driver::is_sticky;
 use crate::engine::calls::capture::abandon_captures;
-use crate::engine::calls::green::part_of;
 use crate::engine::gpu::Gpu;
+use crate::engine::lasting::resources::part_of;
 use crate::engine::objects::held::{Awaited, Phase, Word};
 use crate::engine::objects::marks::session::queue_mark;
 use crate::engine::objects::streams::{Role, Stream, clamped};
@@ -71,6 +71,7 @@ pub fn stream_create(
         role,
     );
     stream.green = green;
+    stream.part = body.green;
     if let Err((status, stream)) = session.objects.streams.insert(body.stream, stream) {
         stream.release(&shared.gpu);
         return Err(status.into());

@@ -10,10 +10,15 @@ use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::kept_streams::KeptStreams;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::context::Resource;
+use std::collections::HashSet;
 use std::sync::Arc;
 
 /// Streams created ahead in a lasting green context: creating one can block while other clients' kernels run.
 const STREAMS_AHEAD: usize = 8;
+
+/// Destroyed green contexts that the next server makes again at most: one takes it 2 ms, and device memory that the driver
+/// keeps.
+const MOST_ENDED: usize = 64;
 
 /// A green context. Its streams hold a reference, so that it is destroyed after them.
 #[derive(Debug)]
@@ -144,19 +149,99 @@ pub type GreenRef = Arc<Green>;
 pub struct Resources {
     list: Vec<(CUdevResource, Ordinal)>,
     descriptions: Vec<(Vec<u32>, CUdevResourceDesc, Ordinal)>,
+    /// Handles of green contexts that entries of the list come from.
+    sources: HashSet<u64>,
+    /// Number of destroyed green contexts that the next server makes again, too.
+    ended: usize,
+}
+
+/// Token and number of multiprocessors of a resource, as a client was told of it.
+pub type Told = (u32, u32);
+
+/// Number of multiprocessors of a resource; other kinds of resources have none.
+pub fn count_of(resource: &CUdevResource) -> u32 {
+    match resource.kind {
+        CU_DEV_RESOURCE_TYPE_SM => resource.sm[0],
+        _ => 0,
+    }
 }
 
 impl Resources {
-    /// Whether the client has received none.
-    pub fn is_empty(&self) -> bool {
-        self.list.is_empty() && self.descriptions.is_empty()
+    /// Number of resources and descriptions.
+    pub fn len(&self) -> usize {
+        self.list.len() + self.descriptions.len()
     }
 
-    /// Registers a device's resource and returns its description for the client.
+    /// Registers resources of a device, all or none, and returns their descriptions for the client.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY` beyond [`bounds::RESOURCES`].
-    pub fn tell(&mut self, resource: CUdevResource, device: Ordinal) -> Result<Resource, CUresult> {
+    pub fn tell(
+        &mut self,
+        resources: &[CUdevResource],
+        device: Ordinal,
+    ) -> Result<Vec<Resource>, CUresult> {
+        let before = self.list.len();
+        let told = resources.iter().map(|one| self.tell_one(*one, device));
+        let told: Result<Vec<Resource>, CUresult> = told.collect();
+        if told.is_err() {
+            self.list.truncate(before);
+        }
+        told
+    }
+
+    /// Registers resources of a device as those of which the client was told with these tokens.
+    ///
+    /// # Errors
+    /// How they differ.
+    pub fn tell_again(
+        &mut self,
+        resources: &[CUdevResource],
+        device: Ordinal,
+        told: &[Told],
+    ) -> Result<(), String> {
+        if resources.len() != told.len() {
+            let (now, before) = (resources.len(), told.len());
+            return Err(format!(
+                "{now} groups of multiprocessors instead of {before}"
+            ));
+        }
+        for (resource, (token, count)) in resources.iter().zip(told) {
+            let now = count_of(resource);
+            if now != *count {
+                return Err(format!("{now} multiprocessors instead of {count}"));
+            }
+            let next = self.list.len();
+            match *token as usize {
+                known if known < next => {}
+                new if new == next && new < bounds::RESOURCES => {
+                    self.list.push((*resource, device));
+                }
+                token => return Err(format!("resource {token} instead of {next}")),
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that entries of the list come from this green context.
+    pub fn note_source(&mut self, green: u64) {
+        self.sources.insert(green);
+    }
+
+    /// Notes that a green context has ended. If entries of the list or streams come from it, the next server needs it, and
+    /// the result is `true`.
+    pub fn note_ended(&mut self, green: u64, has_streams: bool) -> bool {
+        let is_needed = self.sources.remove(&green) || has_streams;
+        self.ended += usize::from(is_needed);
+        is_needed
+    }
+
+    /// Whether the next server would have to make too many green contexts that were destroyed.
+    pub fn has_many_ended(&self) -> bool {
+        self.ended > MOST_ENDED
+    }
+
+    fn tell_one(&mut self, resource: CUdevResource, device: Ordinal) -> Result<Resource, CUresult> {
         let known = self
             .list
             .iter()

@@ -144,10 +144,30 @@ impl Partition {
         self.place_on(ground, cap)
     }
 
+    /// A place of exactly this many multiprocessors; `None` if the device has no such place.
+    pub fn place_of_size(self: &Arc<Partition>, count: u32) -> Option<Place> {
+        self.place_of_size_on((0..self.pieces.len()).collect(), count)
+    }
+
+    fn place_of_size_on(self: &Arc<Partition>, ground: Vec<usize>, count: u32) -> Option<Place> {
+        let mut load = self.load.lock();
+        let pieces = self.pieces_of_size(&ground, count, &load)?;
+        Some(self.taken(ground, pieces, &mut load))
+    }
+
     /// `ground`: pieces, in order.
     fn place_on(self: &Arc<Partition>, ground: Vec<usize>, cap: u32) -> Place {
         let mut load = self.load.lock();
         let pieces = self.pieces_for(&ground, cap, &load);
+        self.taken(ground, pieces, &mut load)
+    }
+
+    fn taken(
+        self: &Arc<Partition>,
+        ground: Vec<usize>,
+        pieces: Vec<usize>,
+        load: &mut [u32],
+    ) -> Place {
         for piece in &pieces {
             load[*piece] += 1;
         }
@@ -159,53 +179,98 @@ impl Partition {
         }
     }
 
-    /// The pieces for a place of at most `cap` multiprocessors on this ground, where `load` places include each piece.
-    fn pieces_for(&self, ground: &[usize], cap: u32, load: &[u32]) -> Vec<usize> {
-        let unit = self.size(0);
+    /// The groups of this ground, and the size of the remainder if it is a part of the ground.
+    fn groups_of(&self, ground: &[usize]) -> (Vec<usize>, Option<u32>) {
         let groups: Vec<usize> = ground
             .iter()
             .copied()
             .filter(|piece| *piece < self.groups)
             .collect();
+        let has_remainder = groups.len() < ground.len();
+        let remainder = has_remainder.then(|| self.size(self.groups));
+        (groups, remainder)
+    }
+
+    /// The pieces for a place of at most `cap` multiprocessors on this ground, where `load` places include each piece.
+    fn pieces_for(&self, ground: &[usize], cap: u32, load: &[u32]) -> Vec<usize> {
+        let unit = self.size(0);
+        let (groups, remainder) = self.groups_of(ground);
         if groups.is_empty() {
             return ground.to_vec();
         }
-        let has_remainder = groups.len() < ground.len();
-        let remainder = has_remainder.then(|| self.size(self.groups));
-        let alone = |pieces: &[usize]| -> u64 {
-            let share =
-                |piece: &usize| u64::from(self.size(*piece)) * 840 / u64::from(load[*piece] + 1);
-            pieces.iter().map(share).sum()
-        };
-        let mut best: Option<(u64, Vec<usize>)> = None;
-        let mut consider = |pieces: Vec<usize>| {
-            let score = alone(&pieces);
-            if best.as_ref().is_none_or(|(most, _)| score > *most) {
-                best = Some((score, pieces));
-            }
-        };
-        let runs = |count: usize| {
-            let last = groups.len() - count;
-            (0..=last).step_by(count).chain([last])
-        };
+        let mut best = Best::new(self, load);
         // A place of over half of the device includes the remainder, which leaves whole groups for the others.
         let large = cap > self.size_of(ground) / 2;
         let plain = ((cap / unit) as usize).clamp(1, groups.len());
         if !(large && remainder.is_some_and(|rest| rest + unit <= cap)) {
-            for start in runs(plain) {
-                consider(groups[start..start + plain].to_vec());
-            }
+            best.consider_runs(&groups, plain, false);
         }
         // Never the remainder alone beside groups: clusters of more than two blocks do not fit into it.
         if let Some(rest) = remainder.filter(|rest| rest + unit <= cap) {
             let count = (((cap - rest) / unit) as usize).min(groups.len());
-            for start in runs(count) {
-                let run = groups[start..start + count].iter().copied();
-                consider(run.chain([self.groups]).collect());
+            best.consider_runs(&groups, count, true);
+        }
+        best.pieces().expect("one run at the least")
+    }
+
+    /// The pieces for a place of exactly this many multiprocessors on this ground.
+    fn pieces_of_size(&self, ground: &[usize], count: u32, load: &[u32]) -> Option<Vec<usize>> {
+        let (groups, remainder) = self.groups_of(ground);
+        if groups.is_empty() {
+            return (count == self.size_of(ground)).then(|| ground.to_vec());
+        }
+        let unit = self.size(0);
+        let mut best = Best::new(self, load);
+        for rest in [Some(0), remainder].into_iter().flatten() {
+            let of_groups = count.checked_sub(rest).filter(|size| size % unit == 0);
+            let number = of_groups.map_or(0, |size| (size / unit) as usize);
+            if (1..=groups.len()).contains(&number) {
+                best.consider_runs(&groups, number, rest > 0);
             }
         }
-        let (_, pieces) = best.expect("one run at the least");
-        pieces
+        best.pieces()
+    }
+}
+
+/// The run of pieces whose multiprocessors have the fewest other places.
+struct Best<'a> {
+    partition: &'a Partition,
+    load: &'a [u32],
+    best: Option<(u64, Vec<usize>)>,
+}
+
+impl<'a> Best<'a> {
+    fn new(partition: &'a Partition, load: &'a [u32]) -> Best<'a> {
+        Best {
+            partition,
+            load,
+            best: None,
+        }
+    }
+
+    fn consider(&mut self, pieces: Vec<usize>) {
+        let share = |piece: &usize| {
+            let size = u64::from(self.partition.size(*piece));
+            size * 840 / u64::from(self.load[*piece] + 1)
+        };
+        let score: u64 = pieces.iter().map(share).sum();
+        if self.best.as_ref().is_none_or(|(most, _)| score > *most) {
+            self.best = Some((score, pieces));
+        }
+    }
+
+    /// Considers runs of `count` groups, with or without the remainder.
+    fn consider_runs(&mut self, groups: &[usize], count: usize, with_remainder: bool) {
+        let last = groups.len() - count;
+        for start in (0..=last).step_by(count).chain([last]) {
+            let run = groups[start..start + count].iter().copied();
+            let remainder = with_remainder.then_some(self.partition.groups);
+            self.consider(run.chain(remainder).collect());
+        }
+    }
+
+    fn pieces(self) -> Option<Vec<usize>> {
+        self.best.map(|(_, pieces)| pieces)
     }
 }
 
@@ -214,6 +279,12 @@ impl Place {
     pub fn part(&self, threads: Percentage) -> Place {
         let cap = threads.of(self.partition.size_of(&self.ground));
         self.partition.place_on(self.ground.clone(), cap)
+    }
+
+    /// A place on the same ground, of exactly this many multiprocessors; `None` if it has no such place.
+    pub fn part_of_size(&self, count: u32) -> Option<Place> {
+        let partition = &self.partition;
+        partition.place_of_size_on(self.ground.clone(), count)
     }
 
     /// A description of its multiprocessors, from which a green context is created.
@@ -353,6 +424,33 @@ mod tests {
             whole.place_in(Ground::Chunks(&[99]), Percentage::ALL).count,
             0
         );
+    }
+
+    #[test]
+    fn a_place_has_the_same_size_again_whatever_else_is_there() {
+        for cap in 0..=132 {
+            let device = h200();
+            let count = device.place(cap).count;
+            for _ in 0..20 {
+                let place = device.place_of_size(count).expect("a place");
+                assert_eq!(place.count, count);
+                assert_eq!(place.part_of_size(count).map(|one| one.count), Some(count));
+                std::mem::forget(place);
+            }
+        }
+        let device = h200();
+        for count in [0, 1, 12, 15, 133, 140, u32::MAX] {
+            assert!(device.place_of_size(count).is_none(), "{count}");
+        }
+        let chunks: Vec<u32> = (2..7).collect();
+        let inside = device.place_in(Ground::Chunks(&chunks), Percentage::ALL);
+        let part = inside.part_of_size(16).expect("a place");
+        assert!(part.pieces.iter().all(|piece| (2..7).contains(piece)));
+        assert!(inside.part_of_size(48).is_none());
+        let all: BTreeSet<u32> = (0..15).collect();
+        let rest = device.place_in(Ground::Without(&all), Percentage::ALL);
+        assert_eq!(rest.part_of_size(12).map(|one| one.count), Some(12));
+        assert!(rest.part_of_size(8).is_none());
     }
 
     #[test]

@@ -9,6 +9,7 @@ pub mod files;
 pub mod memory;
 pub mod messages;
 pub mod pools;
+pub mod resources;
 pub mod shared_events;
 pub mod shares;
 pub mod times;

@@ -428,6 +428,8 @@ pub struct Graphs {
     pub awaited: Awaited,
     /// Whether a kernel that may call `printf` was added to any graph.
     pub prints: bool,
+    /// One of them may have been captured in a part of a device.
+    parted: bool,
     /// Whether any graph has ever referred to an event.
     has_events: bool,
     by_graph: HashMap<CUgraph, u64>,
@@ -486,6 +488,7 @@ impl Default for Graphs {
             captured: 0,
             awaited: Awaited::default(),
             prints: false,
+            parted: false,
             has_events: false,
             by_graph: HashMap::new(),
             by_node: HashMap::new(),
@@ -511,11 +514,18 @@ impl Graphs {
         none && self.images.is_empty() && self.events.is_empty() && self.memory.is_empty()
     }
 
+    /// Notes that a stream captures. If it is in a part of a device, kernels of the graph run in that part, which the description
+    /// of a graph does not name.
+    pub fn note_capture(&mut self, in_part: bool) {
+        self.parted = in_part || self.parted && !self.is_untouched();
+    }
+
     /// Returns the bonds by which graphs tie the session to its context.
     pub fn bonds(&self) -> Bonds {
         let is_bound = self.saved == Saved::Refused || self.may_not_be_saved().is_some();
         Bonds::default()
             .with(Bonds::GRAPHS, is_bound && !self.is_untouched())
+            .with(Bonds::PARTITIONS, self.parted && !self.is_untouched())
             .with(Bonds::CHANGED_GRAPHS, self.saved == Saved::Stale)
     }
 

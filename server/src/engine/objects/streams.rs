@@ -127,6 +127,8 @@ pub struct Stream {
     join_recorded: u64,
     /// The green context that contains it.
     pub green: Option<GreenRef>,
+    /// Handle of the client's green context in which it was made; 0: none.
+    pub part: u64,
     /// The driver's other streams, if its kernels have been confined, by the extent of the reserve.
     twins: [Option<Twin>; Extent::ALL.len()],
     /// Its operations go to the driver's stream in the green context without this reserve. That of the whole device is
@@ -180,6 +182,7 @@ impl Stream {
             has_attributes: false,
             join_recorded: 0,
             green: None,
+            part: 0,
             twins: Default::default(),
             confined: None,
             chains: Chains::default(),

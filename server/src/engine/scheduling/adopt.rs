@@ -16,6 +16,7 @@ use crate::engine::base::side::{self, Side};
 use crate::engine::gpu::client_segment::Segment;
 use crate::engine::images::contents::Content;
 use crate::engine::lasting::messages::Client;
+use crate::engine::lasting::resources::with_sizes;
 use crate::engine::lasting::shares::{block_of, keep_in_place};
 use crate::engine::lasting::{self, Left, Lost};
 use crate::engine::objects::shared_events::session::recorded_in;
@@ -468,6 +469,8 @@ fn open(shared: &Arc<Shared>, id: u64, parts: Parts) -> Result<Opened, Lost> {
     let partitions = shared.roster.limits.lock().partitions.clone();
     let chosen = client.info.partition.as_deref();
     let places = (shared.gpu).places(client.terms.threads, partitions.as_ref(), chosen);
+    let places = places.map_err(|why| why.to_string());
+    let places = places.and_then(|places| with_sizes(places, &records));
     let places = match places {
         Ok(places) => places,
         Err(why) => {
@@ -641,6 +644,7 @@ mod kinds {
     pub use crate::engine::lasting::memory::{Host, Memory};
     pub use crate::engine::lasting::messages::{Client, Leaves};
     pub use crate::engine::lasting::pools::{Pool, PoolMemory};
+    pub use crate::engine::lasting::resources::{Confined, Resource};
     pub use crate::engine::lasting::shared_events::SharedEvent;
     pub use crate::engine::lasting::shares::{Given, Opened, Stays};
     pub use crate::engine::lasting::times::{Captured, Time};

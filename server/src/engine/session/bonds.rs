@@ -88,17 +88,17 @@ impl Objects {
             limits: _,
         } = self;
         let references = texture_references.len() + surface_references.len() > 0;
-        let parted = greens.len() > 0 || !places_of_contexts.is_empty();
-        let both = when(Bonds::TEXTURES, references).with(Bonds::PARTITIONS, parted);
+        let both = when(Bonds::TEXTURES, references);
         match to {
             NextServer => both
                 .with(graphs.bonds(), true)
                 .with(pools.bonds(), true)
-                .with(Bonds::PARTITIONS, !resources.is_empty())
+                .with(Bonds::PARTITIONS, resources.has_many_ended())
                 .with(Bonds::LINKERS, links.len() > 0),
             Annex => {
                 let mut loaded = images.iter().chain(libraries.iter());
                 let mut works = streams.iter().chain(retired);
+                let parted = greens.len() > 0 || !places_of_contexts.is_empty();
                 let in_parts = places.iter().any(Option::is_some);
                 // A single event that is recorded again is still a valid start time; with two, the interval between them
                 // would be lost.
@@ -114,7 +114,7 @@ impl Objects {
                     .with(Bonds::IMAGES, loaded.any(|image| !image.may_move(store)))
                     .with(Bonds::VARIABLES, !globals.is_empty())
                     .with(Bonds::GRAPHS, !graphs.is_untouched())
-                    .with(Bonds::PARTITIONS, in_parts)
+                    .with(Bonds::PARTITIONS, parted || in_parts)
                     .with(Bonds::PARTITIONS, works.any(|stream| stream.is_special()))
                     .with(Bonds::PEERS, !peers.is_empty() || !helpers.is_empty())
                     .with(Bonds::TIMES, lost)

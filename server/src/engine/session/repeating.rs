@@ -84,6 +84,7 @@ fn role(op: Op) -> Role {
         | Op::IpcClose
         | Op::IpcForget
         | Op::TextureDestroy
+        | Op::GreenDestroy
         | Op::StreamAttribute => Role::Changes,
         // These tell of work that is complete, or end the use of memory.
         Op::EventElapsed | Op::UnmapMemory | Op::SetAccess | Op::SetLimit => Role::Changes,
@@ -454,7 +455,12 @@ mod tests {
         ] {
             assert_eq!(role(op), Role::Cannot, "{op:?}");
         }
-        for op in [Op::EventDestroy, Op::GraphExecDestroy, Op::FileUnregister] {
+        for op in [
+            Op::EventDestroy,
+            Op::GraphExecDestroy,
+            Op::FileUnregister,
+            Op::GreenDestroy,
+        ] {
             assert_eq!(role(op), Role::Changes, "{op:?}");
         }
         for op in [
@@ -464,6 +470,11 @@ mod tests {
             Op::EventCreate,
             Op::PoolFree,
             Op::FileRegister,
+            Op::ResourceQuery,
+            Op::ResourceSplit,
+            Op::ResourceJoin,
+            Op::GreenCreate,
+            Op::Confine,
         ] {
             assert_eq!(role(op), Role::Passes, "{op:?}");
         }

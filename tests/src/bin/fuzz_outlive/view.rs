@@ -1,12 +1,13 @@
 //! What a client can see of its session: answers to queries, and the contents of its memory.
 
 use mpsshim_api::cuda::{
-    CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
+    CU_DEV_RESOURCE_TYPE_SM, CU_MEM_LOCATION_TYPE_DEVICE, CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT,
     CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_TIMEOUT,
     CUDA_SUCCESS, CUresult,
 };
 use mpsshim_proto::arena::is_host;
 use mpsshim_proto::handle::{Handle, Kind};
+use mpsshim_proto::message::context::ResourceQuery;
 use mpsshim_proto::message::graph::{
     GraphAttribute, GraphEnabled, GraphList, GraphListed, LIST_MOST, list,
 };
@@ -271,6 +272,7 @@ fn questions(client: &Client) -> Vec<Question> {
     of_devices(&mut all);
     of_images(client, &mut all);
     of_streams(client, &mut all);
+    of_parts(client, &mut all);
     of_graphs(client, &mut all);
     of_memory(client, &mut all);
     all
@@ -361,6 +363,22 @@ fn of_streams(client: &Client, all: &mut Vec<Question>) {
             op: Op::EventElapsed,
             body: body.as_bytes().to_vec(),
             from: size_of::<u64>(),
+        });
+    }
+}
+
+fn of_parts(client: &Client, all: &mut Vec<Question>) {
+    for green in some(client, Kind::GreenContext).into_iter().chain([0]) {
+        let body = ResourceQuery {
+            green,
+            device: 0,
+            kind: CU_DEV_RESOURCE_TYPE_SM,
+        };
+        // The token may be a new one.
+        all.push(Question::Ask {
+            op: Op::ResourceQuery,
+            body: body.as_bytes().to_vec(),
+            from: size_of::<u32>(),
         });
     }
 }

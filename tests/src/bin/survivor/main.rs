@@ -25,6 +25,8 @@
 //!   some of it anew; `registered N` with the number of times;
 //! - `texture`: looks, by copies and through textures and a surface, whether arrays and memory hold what they held, and changes
 //!   them; `textured N` with the number of times;
+//! - `part`: looks whether green contexts, resources and a further context have the multiprocessors that they had, and makes
+//!   one anew; `parted N` with the number of times;
 //! - `count`: looks whether variables of an image hold what they held after the last time, then has kernels count in them and
 //!   copies to one; `counted N` with the number of kernels that have counted. `count 1`: by a graph from now on;
 //! - `constant`: looks whether variables of an image without code hold what they held after the last time, then has kernels of
@@ -55,6 +57,7 @@ mod graphs;
 mod infer;
 mod lent;
 mod loops;
+mod parts;
 mod pools;
 mod registered;
 mod remains;
@@ -72,6 +75,7 @@ use loops::Loops;
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use mpsshim_tests::peer::{PTX, asserting_ptx, new_ptx, variables_ptx};
+use parts::Parts;
 use pools::Pools;
 use registered::Registered;
 use signals::Signal;
@@ -580,6 +584,7 @@ fn run() -> Status<bool> {
     let mut steps: Option<Steps> = None;
     let mut registered: Option<Registered> = None;
     let mut textures: Option<Textures> = None;
+    let mut parts: Option<Parts> = None;
     let mut lent: Option<Lent> = None;
     let mut signal: Option<Signal> = None;
     let mut exported: Option<Exported> = None;
@@ -724,6 +729,17 @@ fn run() -> Status<bool> {
                 };
                 textures = Some(own);
                 say(&format!("textured {round}"));
+            }
+            "part" => {
+                let mut own = match parts.take() {
+                    Some(own) => own,
+                    None => Parts::new()?,
+                };
+                let Some(round) = own.round()? else {
+                    return Ok(false);
+                };
+                parts = Some(own);
+                say(&format!("parted {round}"));
             }
             "infer" | "infer-registered" => {
                 let registers = command == "infer-registered";

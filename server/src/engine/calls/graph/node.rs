@@ -13,9 +13,9 @@ use crate::engine::calls::graph::described::{
 use crate::engine::calls::graph::saved::note_exec_node;
 use crate::engine::calls::graph::shown::{host_nodes, host_operations};
 use crate::engine::calls::graph::{graph_ready, node_ready};
-use crate::engine::calls::green::part_of;
 use crate::engine::calls::reply::Reply;
 use crate::engine::calls::{function, reference};
+use crate::engine::lasting::resources::part_of;
 use crate::engine::objects::graphs::{Conditional, Owner};
 use crate::engine::objects::times::session::note_recorded_by_graphs;
 use crate::engine::session::Session;
