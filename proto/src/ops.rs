@@ -260,9 +260,9 @@ macro_rules! for_each_op {
             /// Completes a linker. Answered with the logs.
             LinkComplete = 405: Request link_complete(Object) -> ImageLoaded; Slow, Free, Never, Nothing, Binds;
             /// The linked cubin. Answered with a descriptor.
-            LinkFetch = 406: Request link_fetch(Object, rest) -> (); Slow, Free, Never, Nothing, Nothing;
+            LinkFetch = 406: Request link_fetch(Object, rest) -> (); Slow, Free, Never, Nothing, Own;
             /// Destroys a linker.
-            LinkDestroy = 407: Async link_destroy(Object); SlowSubmits, Everything, Never, Nothing, Binds;
+            LinkDestroy = 407: Async link_destroy(Object); SlowSubmits, Everything, Never, Nothing, [Ends object];
 
             // Stream memory operations, attributes, host functions: [`stream`].
             /// Makes a stream wait until the client has run a host function.

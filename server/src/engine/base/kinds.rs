@@ -73,6 +73,8 @@ macro_rules! for_each_kind {
             Retained = 38: 1, Memory, Alone;
             /// Device memory that others have by a descriptor stays where it is; the key is its address.
             Stays = 39: 1, Objects, With(Memory);
+            /// A linker whose output the client has; the key is its handle.
+            Linked = 40: 1, Objects, WithObject;
         }
     };
 }
@@ -212,7 +214,7 @@ mod tests {
     fn a_number_names_its_kind() {
         let known = (0..100).filter_map(Kind::of);
         let known: Vec<Kind> = known.collect();
-        assert_eq!(known.len(), 33);
+        assert_eq!(known.len(), 34);
         assert!(
             known
                 .iter()

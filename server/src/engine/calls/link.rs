@@ -4,11 +4,14 @@ use super::reply::{Logged, Reply};
 use crate::engine::base::bounds;
 use crate::engine::base::call::Call;
 use crate::engine::base::call_error::CallError;
+use crate::engine::base::description::Record;
 use crate::engine::base::jit::JitOptions;
+use crate::engine::base::kinds::Kind;
 use crate::engine::base::pinned::is_affordable;
 use crate::engine::calls::module::receive_descriptor;
 use crate::engine::images::contents::is_whole;
-use crate::engine::objects::links::{Link, LinkThread};
+use crate::engine::lasting::{Lasting, Lost, Making, describe, failed};
+use crate::engine::objects::links::{Link, LinkThread, Linker};
 use crate::engine::session::Session;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
@@ -40,11 +43,14 @@ pub fn link_create(session: &mut Session, shared: &Shared, call: Call<'_, LinkCr
         image.link_create(count, names, values, &mut raw)?;
         Ok(raw)
     })?;
-    let link = Link {
+    let linker = Linker {
         raw,
         thread,
         options,
-        cubin: None,
+    };
+    let link = Link {
+        linker: Some(linker),
+        ..Link::default()
     };
     if let Err((status, link)) = session.objects.links.insert(body.link, link) {
         link.end(shared);
@@ -67,13 +73,13 @@ pub fn link_add(session: &mut Session, shared: &Shared, call: Call<'_, LinkAdd>)
         0 => Err(CUDA_ERROR_INVALID_VALUE),
         token => received(receive_descriptor(session, token)?.as_fd(), body.len),
     };
-    let link = session.objects.links.get_mut(body.link)?;
+    let linker = session.objects.links.get_mut(body.link)?.linker()?;
     let mut data = data?;
     if body.kind >= CU_JIT_NUM_INPUT_TYPES {
         return Err(CUDA_ERROR_INVALID_VALUE.into());
     }
-    let raw = link.raw;
-    let status = link.thread.install(|| {
+    let raw = linker.raw;
+    let status = linker.thread.install(|| {
         let (count, names, values) = options.raw()?;
         shared.gpu.driver.image.link_add_data(
             raw,
@@ -86,14 +92,15 @@ pub fn link_add(session: &mut Session, shared: &Shared, call: Call<'_, LinkAdd>)
             values,
         )
     });
-    Ok((status, link.options.outcome(0)))
+    Ok((status, linker.options.outcome(0)))
 }
 
 /// `cuLinkComplete`.
 pub fn link_complete(session: &mut Session, shared: &Shared, body: Object) -> Logged {
     let link = session.objects.links.get_mut(body.object)?;
-    let raw = link.raw;
-    let completed = link.thread.install(|| {
+    let linker = link.linker()?;
+    let raw = linker.raw;
+    let completed = linker.thread.install(|| {
         let (mut cubin, mut len) = (std::ptr::null(), 0);
         let image = &shared.gpu.driver.image;
         image.link_complete(raw, &mut cubin, &mut len)?;
@@ -105,20 +112,19 @@ pub fn link_complete(session: &mut Session, shared: &Shared, body: Object) -> Lo
             unsafe { std::slice::from_raw_parts(cubin, len) }.to_vec(),
         ))
     });
-    let mut len = 0;
-    let status = completed.map(|cubin| {
-        if let Some(cubin) = cubin {
-            len = cubin.len() as u64;
-            link.cubin = Some(cubin);
-        }
-    });
-    Ok((status, link.options.outcome(len)))
+    let cubin = match &completed {
+        Ok(Some(cubin)) => cubin.len() as u64,
+        _ => 0,
+    };
+    let outcome = linker.options.outcome(cubin);
+    let status = completed.map(|cubin| link.cubin = cubin.or(link.cubin.take()));
+    Ok((status, outcome))
 }
 
 /// Sends the cubin of a completed link over the socket, before the answer, under the message's token.
-pub fn link_fetch(session: &mut Session, _: &Shared, call: Call<'_, Object>) -> Reply {
+pub fn link_fetch(session: &mut Session, shared: &Shared, call: Call<'_, Object>) -> Reply {
     let Call { body, message } = call;
-    let link = session.objects.links.get(body.object)?;
+    let link = session.objects.links.get_mut(body.object)?;
     let cubin = link.cubin.as_ref().ok_or(CUDA_ERROR_NOT_FOUND)?;
     let file = || -> std::io::Result<File> {
         let mut file = File::from(shm::sealed_memfd(c"cubin", cubin.len() as u64)?);
@@ -132,7 +138,36 @@ pub fn link_fetch(session: &mut Session, _: &Shared, call: Call<'_, Object>) -> 
     };
     shm::send_packet(session.shared.socket(), note.as_bytes(), &[file.as_fd()])
         .map_err(|_| CUDA_ERROR_OUT_OF_MEMORY)?;
+    if !std::mem::replace(&mut link.fetched, true) {
+        describe::<Linked>(session, body.object, &());
+        session.note_bonds(&shared.images);
+    }
     Ok(Vec::new())
+}
+
+/// A linker whose cubin the client has. Of its calls, the next server executes only its destruction.
+pub struct Linked;
+
+impl Lasting for Linked {
+    const KIND: Kind = Kind::Linked;
+    /// Nothing.
+    type State = ();
+
+    fn make(
+        record: &Record,
+        (): Self::State,
+        session: &mut Session,
+        _: &mut Making<'_>,
+    ) -> Result<(), Lost> {
+        let link = Link {
+            fetched: true,
+            ..Link::default()
+        };
+        let inserted = session.objects.links.insert(record.key, link);
+        inserted
+            .map(drop)
+            .map_err(|(status, _)| failed("a linker", record)(status))
+    }
 }
 
 /// `cuLinkDestroy`.
@@ -145,9 +180,9 @@ pub fn link_destroy(session: &mut Session, shared: &Shared, body: Object) -> Res
 impl Link {
     /// `cuLinkDestroy`; afterwards, nothing refers to the options any more.
     pub fn end(self, shared: &Shared) {
-        let _ = self
-            .thread
-            .install(|| shared.gpu.driver.image.link_destroy(self.raw));
+        if let Some(Linker { raw, thread, .. }) = self.linker {
+            let _ = thread.install(|| shared.gpu.driver.image.link_destroy(raw));
+        }
     }
 }
 
@@ -171,15 +206,18 @@ fn received(fd: BorrowedFd<'_>, len: u64) -> Result<Vec<u8>, CUresult> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::lasting::{self, Left};
+    use crate::engine::session::bonds::Destination;
     use crate::engine::testing::{FAULT, Fixture, Function, counts, obeys, others, sealed};
-    use mpsshim_proto::handle::Kind;
+    use mpsshim_model::bonds::Bonds;
+    use mpsshim_proto::handle::Kind as HandleKind;
     use mpsshim_proto::message::Op;
 
     const TEXT: &[u8] = b".version 8.0";
 
     fn create(test: &mut Fixture) -> LinkCreate {
         LinkCreate {
-            link: test.new_handle(Kind::Link),
+            link: test.new_handle(HandleKind::Link),
             ..LinkCreate::default()
         }
     }
@@ -326,6 +364,45 @@ mod tests {
         test.orders(FAULT);
         assert_eq!(test.told(Op::LinkComplete, &body, &[]), FAULT);
         assert!(test.has_ended());
+    }
+
+    #[test]
+    fn a_linker_binds_until_its_cubin_is_fetched_and_is_described_then() {
+        let mut test = Fixture::with_keeper(&[("cuLinkComplete", completes as Function)]);
+        let object = link(&mut test);
+        let body = Object { object };
+        let binds = |test: &Fixture| {
+            let bonds = test
+                .session
+                .bonds(&test.shared.images, Destination::NextServer);
+            bonds.0 & Bonds::LINKERS.0 != 0
+        };
+        assert!(binds(&test));
+        assert_eq!(test.told(Op::LinkComplete, &body, &[]), CUDA_SUCCESS);
+        assert!(binds(&test));
+        assert_eq!(test.told(Op::LinkFetch, &body, &[]), CUDA_SUCCESS);
+        assert!(!binds(&test));
+        let records = test.session.shared.description.records();
+        let mut linked = records.into_iter().filter(|one| one.kind == Kind::Linked);
+        let record = linked.next().expect("a record");
+        // As in the next server.
+        let link = test.session.objects.links.remove(object).expect("it");
+        link.end(&test.shared);
+        let shared = test.shared.clone();
+        let with = (&*shared, &mut Left::new());
+        assert_eq!(
+            lasting::make::<Linked>(&record, &mut test.session, with),
+            Ok(())
+        );
+        assert!(!binds(&test));
+        for (op, status) in [
+            (Op::LinkComplete, CUDA_ERROR_INVALID_HANDLE),
+            (Op::LinkFetch, CUDA_ERROR_NOT_FOUND),
+            (Op::LinkDestroy, CUDA_SUCCESS),
+            (Op::LinkDestroy, CUDA_ERROR_INVALID_HANDLE),
+        ] {
+            assert_eq!(test.status(op, &body, &[]), status, "{op:?}");
+        }
     }
 
     #[test]

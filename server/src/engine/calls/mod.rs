@@ -10,7 +10,7 @@ pub mod function;
 pub mod graph;
 mod green;
 pub mod launch;
-mod link;
+pub mod link;
 pub mod memory;
 pub mod module;
 mod occupancy;

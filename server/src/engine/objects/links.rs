@@ -10,16 +10,35 @@ const THREADS: usize = 256;
 static RUNNING: AtomicUsize = AtomicUsize::new(0);
 
 /// A linker of a session (`CUlinkState`).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Link {
+    /// `None` if an earlier server has completed it: the driver completes a linker once.
+    pub linker: Option<Linker>,
+    /// The linked cubin.
+    pub cubin: Option<Vec<u8>>,
+    /// Whether the client has the cubin, so that the linker is of no use any more.
+    pub fetched: bool,
+}
+
+/// The driver's part of a linker.
+#[derive(Debug)]
+pub struct Linker {
     /// The driver's linker state.
     pub raw: CUlinkState,
     /// The only thread that may use it.
     pub thread: LinkThread,
     /// The options with which it was created, which the driver keeps and writes to.
     pub options: JitOptions,
-    /// The linked cubin.
-    pub cubin: Option<Vec<u8>>,
+}
+
+impl Link {
+    /// The driver's part.
+    ///
+    /// # Errors
+    /// `CUDA_ERROR_INVALID_HANDLE` if an earlier server has completed it.
+    pub fn linker(&mut self) -> Result<&mut Linker, CUresult> {
+        self.linker.as_mut().ok_or(CUDA_ERROR_INVALID_HANDLE)
+    }
 }
 
 /// A thread for one linker, from its creation to its destruction: libnvidia-ptxjitcompiler 580.159.04 keeps a linker's

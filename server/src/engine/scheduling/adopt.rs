@@ -637,6 +637,7 @@ mod kinds {
     pub use crate::engine::calls::array::Texture;
     pub use crate::engine::calls::context::ClientLimit as Limit;
     pub use crate::engine::calls::graph::saved::{Graph, GraphExec};
+    pub use crate::engine::calls::link::Linked;
     pub use crate::engine::calls::module::Variable;
     pub use crate::engine::calls::{Makes, Sets};
     pub use crate::engine::lasting::arrays::Array;

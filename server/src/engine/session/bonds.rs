@@ -94,7 +94,7 @@ impl Objects {
                 .with(graphs.bonds(), true)
                 .with(pools.bonds(), true)
                 .with(Bonds::PARTITIONS, resources.has_many_ended())
-                .with(Bonds::LINKERS, links.len() > 0),
+                .with(Bonds::LINKERS, links.iter().any(|link| !link.fetched)),
             Annex => {
                 let mut loaded = images.iter().chain(libraries.iter());
                 let mut works = streams.iter().chain(retired);
