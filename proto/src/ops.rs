@@ -170,7 +170,7 @@ macro_rules! for_each_op {
             /// Closes memory that was opened by an IPC handle.
             IpcClose = 205: Async ipc_close(Object); SlowSubmits, Everything, Never, Nothing, Own;
             /// Unregisters a file's memory.
-            FileUnregister = 206: Async file_unregister(Object); Dispatch, Everything, Never, Nothing, Binds;
+            FileUnregister = 206: Async file_unregister(Object); Dispatch, Everything, Never, Nothing, Own;
             /// Reserves addresses.
             AddressReserve = 210: Request address_reserve(memory::AddressReserve) -> Range; SlowSubmits, Free, Never, Nothing, Own;
             /// Creates an allocation without an address.

@@ -791,11 +791,17 @@ mod tests {
 
     #[test]
     fn an_interrupted_change_is_completed_or_undone() {
-        for op in [Op::MemRelease, Op::UnmapMemory, Op::StreamCreate] {
+        let ops = [
+            Op::MemRelease,
+            Op::FileUnregister,
+            Op::UnmapMemory,
+            Op::StreamCreate,
+        ];
+        for op in ops {
             let begun = Interrupted::new(op);
             assert_eq!(begun.settled(), Ok((false, 0)), "{op:?}: nothing was done");
             begun.append();
-            let is_done = op == Op::MemRelease;
+            let is_done = matches!(op, Op::MemRelease | Op::FileUnregister);
             let records = usize::from(is_done);
             assert_eq!(begun.settled(), Ok((is_done, records)), "{op:?}");
             let begun = Interrupted::new(op);

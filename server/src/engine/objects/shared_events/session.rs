@@ -12,6 +12,9 @@ use std::sync::atomic::Ordering;
 /// Why a session is lost with another one.
 pub const TORN: &str = "it shares an event that a lost client with work in flight has recorded";
 
+/// How often a description is read again that its server compacts meanwhile.
+const MOST_READINGS: usize = 1000;
+
 /// State of a record of a shared event.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventState {
@@ -44,8 +47,19 @@ pub fn describe_shared_event(session: &mut Session, handle: u64, recorded: bool)
 
 /// The shared events in a description, which its server may be writing; each with whether the session has recorded it.
 fn events_in(description: &Description) -> impl Iterator<Item = (Token, bool)> {
-    let records = description.records_beside_writer().into_iter();
-    let of_kind = records.filter(|record| record.kind == Kind::SharedEvent);
+    // There are none only while the server compacts them.
+    let read = || description.records_beside_writer();
+    let mut records = read();
+    for _ in 0..MOST_READINGS {
+        if !records.is_empty() {
+            break;
+        }
+        std::thread::yield_now();
+        records = read();
+    }
+    let of_kind = records
+        .into_iter()
+        .filter(|one| one.kind == Kind::SharedEvent);
     let states = of_kind.filter_map(|record| record.state::<EventState>());
     states.map(|state| (state.token, state.recorded))
 }
