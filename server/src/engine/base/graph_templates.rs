@@ -151,6 +151,7 @@ impl Template {
     /// The template with its nodes in the order in which they are created.
     fn in_order(&self) -> Template {
         let order = self.order();
+        let order = order.unwrap_or_else(|| (0..self.nodes.len()).collect());
         let mut places = vec![0; self.nodes.len()];
         for (to, from) in (0..).zip(&order) {
             places[*from] = to;
@@ -174,10 +175,9 @@ impl Template {
         }
     }
 
-    /// The order in which to create the nodes, each after its dependencies, but for the nodes of a cycle and those behind it,
-    /// which come last: the driver refuses cycles only when it instantiates the graph. It treats this order as significant
-    /// when it updates an instance.
-    pub fn order(&self) -> Vec<usize> {
+    /// The order in which to create the nodes, each after its dependencies. The driver treats this order as significant when
+    /// it updates an instance. `None` if there is a cycle, which the driver refuses only when it instantiates the graph.
+    pub fn order(&self) -> Option<Vec<usize>> {
         let count = self.nodes.len();
         let mut dependents = vec![Vec::new(); count];
         let mut missing = vec![0usize; count];
@@ -207,10 +207,12 @@ impl Template {
                 }
             }
         }
-        order.extend((0..count).filter(|at| missing[*at] > 0));
+        if order.len() < count {
+            return None;
+        }
         order.retain(|at| !named.contains(at));
         order.extend(sinks);
-        order
+        Some(order)
     }
 }
 
@@ -372,24 +374,26 @@ mod tests {
     #[test]
     fn nodes_come_behind_what_they_depend_on_and_otherwise_in_their_order() {
         let order = |dependencies: &[&[u32]]| template(dependencies, &[]).order();
-        assert_eq!(order(&[&[], &[0], &[0], &[1, 2]]), [0, 1, 2, 3]);
-        assert_eq!(order(&[&[2], &[0], &[]]), [2, 0, 1]);
-        assert_eq!(order(&[&[], &[], &[]]), [0, 1, 2]);
-        assert_eq!(order(&[]), [0; 0]);
-        // The nodes of a cycle, and the ones behind it, come last.
-        assert_eq!(order(&[&[1], &[0], &[1], &[]]), [3, 0, 1, 2]);
-        assert_eq!(order(&[&[0], &[]]), [1, 0]);
-        assert_eq!(order(&[&[7]]), [0]);
+        let is = |expected: &[usize]| Some(expected.to_vec());
+        assert_eq!(order(&[&[], &[0], &[0], &[1, 2]]), is(&[0, 1, 2, 3]));
+        assert_eq!(order(&[&[2], &[0], &[]]), is(&[2, 0, 1]));
+        assert_eq!(order(&[&[], &[], &[]]), is(&[0, 1, 2]));
+        assert_eq!(order(&[]), is(&[]));
+        assert_eq!(order(&[&[7]]), is(&[0]));
+        // Cycles.
+        assert_eq!(order(&[&[1], &[0], &[1], &[]]), None);
+        assert_eq!(order(&[&[0], &[]]), None);
     }
 
     #[test]
     fn sinks_come_last_in_the_order_of_their_capture() {
         let forked: &[&[u32]] = &[&[], &[0], &[0]];
-        assert_eq!(template(forked, &[2, 1]).order(), [0, 2, 1]);
-        assert_eq!(template(forked, &[2, 2, 1, 2]).order(), [0, 2, 1]);
+        let order = |of, sinks: &[u32]| template(of, sinks).order().expect("no cycle");
+        assert_eq!(order(forked, &[2, 1]), [0, 2, 1]);
+        assert_eq!(order(forked, &[2, 2, 1, 2]), [0, 2, 1]);
         // One leaf got a dependent, and another was removed.
         let grown: &[&[u32]] = &[&[], &[0], &[0], &[2]];
-        assert_eq!(template(grown, &[2, 1, 9]).order(), [0, 2, 3, 1]);
+        assert_eq!(order(grown, &[2, 1, 9]), [0, 2, 3, 1]);
     }
 
     #[test]

@@ -1076,9 +1076,11 @@ fn fill(
     let mut bodies: Vec<Vec<Contents>> = Vec::new();
     bodies.resize_with(template.nodes.len(), Vec::new);
     let mut nodes = vec![CUgraphNode::NULL; template.nodes.len()];
-    // The dependencies of a cycle's nodes.
+    // In a graph with a cycle all nodes come before their dependencies.
+    let order = template.order();
+    let is_cyclic = order.is_none();
     let mut later = Vec::new();
-    for at in template.order() {
+    for at in order.unwrap_or_else(|| (0..nodes.len()).collect()) {
         let node = template.nodes.get(at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let refused = |error: &CallError| {
             tracing::warn!(at, node.kind, %error, "a node of a graph cannot be made again");
@@ -1088,12 +1090,12 @@ fn fill(
             let made = nodes.get(*on as usize).copied();
             let edge = CUgraphEdgeData::read_from_bytes(data);
             let edge = edge.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-            match made.ok_or(CUDA_ERROR_INVALID_VALUE)? {
-                CUgraphNode::NULL => later.push((*on as usize, at, edge)),
-                made => {
-                    behind.push(made);
-                    edges.push(edge);
-                }
+            let made = made.ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            if is_cyclic {
+                later.push((*on as usize, at, edge));
+            } else {
+                behind.push(made);
+                edges.push(edge);
             }
         }
         let mut inner = CUgraph::NULL;
