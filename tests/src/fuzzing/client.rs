@@ -78,6 +78,8 @@ pub struct Client {
     pub shares_memory: bool,
     /// Whether other sessions may record events of it, or it has opened events of others.
     pub shares_events: bool,
+    /// Address of memory that it does not free, although another session may have told the same address.
+    pub spared: Option<u64>,
     next: u32,
     token: u64,
     /// How long a message may wait.
@@ -120,6 +122,7 @@ impl Client {
             textures: Vec::new(),
             shares_memory: false,
             shares_events: false,
+            spared: None,
             next: SAFE_INDICES,
             token: 0,
             patience,
@@ -324,6 +327,7 @@ impl Client {
                 }
                 self.streams.retain(|known| *known != stream);
             }
+            (Op::MemRelease, _, Some(start)) => return Ok(self.spared != Some(start)),
             _ => {}
         }
         Ok(true)

@@ -8,10 +8,10 @@ use crate::engine::base::pinned::is_affordable;
 use crate::engine::gpu::managed_image;
 use crate::engine::gpu::system_scope::{SystemScope, arch_of};
 use mpsshim_proto::message::{FUNCTION_PRINTS, FUNCTION_SYSTEM_SCOPE};
-use object::read::elf::{ElfFile64, FileHeader};
+use object::read::elf::{ElfFile64, ElfSymbol64, FileHeader};
 use object::{
-    Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionKind, SymbolIndex,
-    SymbolKind,
+    Endianness, Object, ObjectSection, ObjectSymbol, Relocation, RelocationFlags, RelocationTarget,
+    SectionIndex, SectionKind, SymbolIndex, SymbolKind,
 };
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
@@ -413,12 +413,14 @@ pub fn keeps_nothing(image: &[u8], arch: u32) -> bool {
     of_all_code(image, arch, is_constant_cubin, is_constant_text)
 }
 
+/// Functions of the driver's whose addresses a kernel does not store.
+const HARMLESS: [&str; 3] = ["__assertfail", "vprintf", "cudaGraphSetConditional"];
+
 /// Whether the kernels of a cubin store no addresses in memory that become invalid when it is reloaded elsewhere. The
-/// function addresses it refers to (as for virtual function tables or memory that kernels allocate) may only be those
-/// of assertions and of `printf`, which the driver provides. Addresses of literals and variables are ignored, because a
-/// kernel obtains them anew at its next launch.
+/// functions whose addresses it uses (as for virtual function tables), or that the driver provides (as for memory that
+/// kernels allocate), may only be [`HARMLESS`]. Addresses of literals and variables are ignored, because a kernel obtains
+/// them anew at its next launch.
 fn stores_nothing_cubin(bytes: &[u8]) -> Option<bool> {
-    const HARMLESS: [&str; 2] = ["__assertfail", "vprintf"];
     const BANKS: [&[u8]; 3] = [b".nv.constant2", b".nv.constant4", b".nv.global"];
     let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
     if file.elf_header().e_machine(file.endian()) != EM_CUDA {
@@ -428,7 +430,8 @@ fn stores_nothing_cubin(bytes: &[u8]) -> Option<bool> {
     for section in file.sections() {
         let name = section.name_bytes().unwrap_or_default();
         budget.spend(name.len() as u64)?;
-        if !BANKS.iter().any(|bank| name.starts_with(bank)) {
+        let is_code = name.starts_with(b".text");
+        if !is_code && !BANKS.iter().any(|bank| name.starts_with(bank)) {
             continue;
         }
         for (_, relocation) in section.relocations() {
@@ -438,16 +441,50 @@ fn stores_nothing_cubin(bytes: &[u8]) -> Option<bool> {
                 return Some(false);
             };
             let symbol = file.symbol_by_index(index).ok()?;
-            let is_data = matches!(symbol.kind(), SymbolKind::Data | SymbolKind::Section);
             let name = symbol.name().unwrap_or_default();
-            let is_table = name.starts_with("_ZTV");
-            if is_table || !is_data && !HARMLESS.contains(&name) {
+            let is_stored = match is_code {
+                true => is_taken_by_code(&file, &symbol, (section.index(), &relocation)),
+                false => {
+                    let is_data = matches!(symbol.kind(), SymbolKind::Data | SymbolKind::Section);
+                    !is_data && !HARMLESS.contains(&name)
+                }
+            };
+            if is_stored || name.starts_with("_ZTV") {
                 tracing::debug!(name, "kernels may store an address of the image");
                 return Some(false);
             }
         }
     }
     Some(true)
+}
+
+/// Whether code takes the address of a function by a relocation, or calls a function of the driver's that may allocate
+/// memory. Code that is compiled as a whole has these addresses in a constant bank; linked code (`nvcc -rdc=true`) has them
+/// in its instructions.
+fn is_taken_by_code(
+    file: &ElfFile64<'_, Endianness>,
+    symbol: &ElfSymbol64<'_, '_, Endianness>,
+    (from, relocation): (SectionIndex, &Relocation),
+) -> bool {
+    /// The target of a call, for compute capabilities up to 8.9, and from 9.0 on.
+    const CALLS: [u32; 2] = [0x3a, 0x4b];
+    let name = symbol.name().unwrap_or_default();
+    if symbol.is_undefined() {
+        let is_function = matches!(symbol.kind(), SymbolKind::Text | SymbolKind::Unknown);
+        return is_function && !name.is_empty() && !HARMLESS.contains(&name);
+    }
+    let Some(to) = symbol.section_index() else {
+        return false;
+    };
+    let section = file.section_by_index(to);
+    if !section.is_ok_and(|to| to.name_bytes().unwrap_or_default().starts_with(b".text")) {
+        return false;
+    }
+    let is_call =
+        matches!(relocation.flags(), RelocationFlags::Elf { r_type } if CALLS.contains(&r_type));
+    // The address behind a call, to which the function returns.
+    let is_return = to == from && relocation.addend() != 0;
+    !is_call && !is_return
 }
 
 /// Whether the kernels of a PTX text store no such addresses (see [`stores_nothing_cubin`]), judged by the keywords
@@ -1069,6 +1106,37 @@ mod tests {
         variables: false,
         addresses: true,
     };
+
+    /// `cudaGraphSetConditional` is a function of the driver's, as `malloc` is.
+    #[test]
+    fn kernels_that_set_values_of_conditional_nodes_store_no_addresses() {
+        let sets = include_bytes!("../../../../tests/fixtures/variables/condition.sm_90.cubin");
+        assert_eq!(leaves(sets, 90), VARIABLES);
+        let allocates =
+            include_bytes!("../../../../tests/fixtures/variables/allocating.sm_90.cubin");
+        assert!(leaves(allocates, 90).addresses);
+    }
+
+    #[test]
+    fn linked_code_that_takes_the_address_of_a_function_may_store_it() {
+        macro_rules! fixture {
+            ($name:literal) => {
+                include_bytes!(concat!("../../../../tests/fixtures/variables/", $name))
+            };
+        }
+        let [calls_75, calls_90] = [
+            &fixture!("calling.sm_75.cubin")[..],
+            &fixture!("calling.sm_90.cubin")[..],
+        ];
+        let [takes_75, takes_90] = [
+            &fixture!("taking.sm_75.cubin")[..],
+            &fixture!("taking.sm_90.cubin")[..],
+        ];
+        for (arch, calls, takes) in [(75, calls_75, takes_75), (90, calls_90, takes_90)] {
+            assert_eq!(leaves(calls, arch), NOTHING, "{arch}");
+            assert_eq!(leaves(takes, arch), ADDRESSES, "{arch}");
+        }
+    }
 
     #[test]
     fn variables_and_addresses_are_told_apart() {

@@ -138,7 +138,13 @@ fn of_cubin(bytes: &[u8]) -> Option<Vec<Variable>> {
     /// Flag in a symbol's `st_other`: the variable is managed, so its content lies elsewhere.
     const MANAGED: u8 = 4;
     /// Symbols defined by the driver, without state in the image.
-    const SYSTEM: [&str; 4] = ["vprintf", "malloc", "free", "__assertfail"];
+    const SYSTEM: [&str; 5] = [
+        "vprintf",
+        "malloc",
+        "free",
+        "__assertfail",
+        "cudaGraphSetConditional",
+    ];
     let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
     if file.elf_header().e_machine(file.endian()) != EM_CUDA {
         return None;
@@ -690,6 +696,10 @@ mod tests {
         assert_eq!(
             used(fixture!("function.sm_90.cubin")),
             [named("counter", true)]
+        );
+        assert_eq!(
+            used(fixture!("condition.sm_90.cubin")),
+            [named("rounds", true)]
         );
     }
 

@@ -165,6 +165,7 @@ impl<'a> Case<'a> {
             })
         };
         let reader = prepare().context("a new session cannot be made ready")?;
+        client.spared = Some(reader.scratch.start);
         self.tally.sessions += 1;
         let session = Session {
             client,
@@ -376,7 +377,7 @@ impl<'a> Case<'a> {
                 }
                 let outcome = restart.join().map_err(|_| anyhow::anyhow!("a panic"))?;
                 if let Err(why) = &outcome {
-                    self.say(|| why.clone());
+                    self.say(|| format!("{why}\n{}", self.daemon.last_lines()));
                     Tally::count(&mut self.tally.refused, why);
                 }
                 Ok(outcome.is_ok())
@@ -471,8 +472,7 @@ fn look_at(session: &mut Session, view: &View) -> Result<Option<String>, Sent> {
         return Ok(Some(differs.to_string()));
     }
     let value = client.mark(reader.stream).1;
-    let stored = view::store(client, *reader, value)?;
-    Ok((!stored).then(|| "a memset of its memory cannot be read".into()))
+    view::store(client, *reader, value)
 }
 
 /// Waits for all that a session has in flight, and looks at what it has. `None` if it cannot come to rest.

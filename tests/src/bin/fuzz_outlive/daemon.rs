@@ -149,6 +149,17 @@ impl Daemon {
         Some(why.1.to_owned())
     }
 
+    /// The last lines of the logs.
+    pub fn last_lines(&self) -> String {
+        const LINES: usize = 40;
+        let last = |name: &str| {
+            let log = self.log(name);
+            let lines: Vec<&str> = log.lines().collect();
+            lines[lines.len().saturating_sub(LINES)..].join("\n")
+        };
+        format!("{}\n{}", last("control.log"), last("server.log"))
+    }
+
     /// Whether a thread panicked, or a server ended that was not killed.
     pub fn is_sound(&self) -> anyhow::Result<()> {
         for name in ["server.log", "control.log"] {

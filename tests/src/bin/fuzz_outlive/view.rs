@@ -222,7 +222,7 @@ fn content(client: &mut Client, reader: Reader, side: Side, range: Range) -> Res
 ///
 /// # Errors
 /// The session's end, or no answer.
-pub fn store(client: &mut Client, reader: Reader, value: u32) -> Result<bool, Sent> {
+pub fn store(client: &mut Client, reader: Reader, value: u32) -> Result<Option<String>, Sent> {
     let (to, bytes) = (reader.scratch.start, 1024);
     let (status, found) = submitted(client, |peer| {
         let body = memset(to, value, bytes / 4, reader.stream);
@@ -230,7 +230,13 @@ pub fn store(client: &mut Client, reader: Reader, value: u32) -> Result<bool, Se
         peer.read(reader.stream, to, bytes as usize)
     })?;
     let expected = value.to_le_bytes().repeat(bytes as usize / 4);
-    Ok(status.is_ok() && found == expected)
+    let is_right = status.is_ok() && found == expected;
+    Ok((!is_right).then(|| {
+        let at = found.iter().zip(&expected).position(|(one, other)| one != other);
+        let found = found.get(at.unwrap_or_default()..).unwrap_or_default();
+        let some = &found[..found.len().min(16)];
+        format!("a memset of its memory with {value:#x} cannot be read: {status}, from byte {at:?} on {some:x?}")
+    }))
 }
 
 /// What comes of messages in a stream, but for errors of those before.
