@@ -127,7 +127,7 @@ pub const TABLE: &[Row] = &[
         "restart_server",
         "PID [-t SECONDS] [-f]",
         "replace a server by a new one that goes on with its clients; prints the new process id. Clients that are not portable, or \
-         whose work does not end within 10 s, stay on the old server until they end, and a second line lists them; -t bounds the \
+         whose work does not end within 10 s, stay on the old server until they end or can move, and a second line lists them; -t bounds the \
          start of the new server and this wait together (0: no wait); -f ends such clients",
     ),
     row(

@@ -6,6 +6,7 @@
 mod ahead;
 mod apart;
 mod apply;
+mod later;
 mod limits;
 mod moves;
 mod named;
@@ -635,6 +636,7 @@ impl Servers {
             .filter_map(|server| server.kill_at)
             .chain(self.restart_deadline())
             .chain(self.standby_deadline())
+            .chain(self.later_deadline())
             .chain(self.images_deadline())
             .chain(self.idle_deadline())
             .chain(self.orphans_until)
@@ -659,6 +661,7 @@ impl Servers {
         self.expire_restarts(now);
         self.expire_adoptions(now);
         self.end_idle(now);
+        self.ask_left(now);
         self.start_standbys();
         self.keep_images();
         if self.orphans_until.take_if(|at| *at <= now).is_some() {

@@ -10,7 +10,7 @@ pub use given::{
 };
 pub use mpsshim_proto::environment::{
     CONFIG, COPY_THREADS, CUDA_LIBRARY, DEVICE_MEM_GUARANTEE, DISABLE, HOST_MEMORY, LIBRARY, LOG,
-    LOG_DIRECTORY, MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE,
+    LOG_DIRECTORY, MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE, MOVE_LATER,
     MOVED_MEMORY_DIRECTORY, NOTICES, NVML_LIBRARY, OVERSUBSCRIPTION, PIPE_DIRECTORY, QUARANTINE,
     REPLAY, REQUIRED, SCHEDULING, SERVER, STANDBY, STATIC_PARTITIONING, TURNS, USERS,
 };
@@ -32,6 +32,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Longest path of a Unix socket, bytes: `sun_path` holds 108 with its terminator.
 pub const SOCKET_PATH_LIMIT: usize = 107;
@@ -58,6 +59,9 @@ pub const DEFAULT_MAX_CLIENTS: usize = 256;
 /// Default of [`MAX_SPIN`].
 pub const DEFAULT_MAX_SPIN_US: u64 = 10_000;
 const MOST_SPIN_US: u64 = 1_000_000;
+/// Longest time between two attempts to move clients, seconds.
+const MOST_SECONDS: u64 = 86_400;
+const DEFAULT_MOVE_LATER: Duration = Duration::from_secs(60);
 
 /// Every setting.
 pub const TABLE: &[Setting] = &[
@@ -264,6 +268,14 @@ pub const TABLE: &[Setting] = &[
                   one more context and of these images. Read by the daemon.",
     },
     Setting {
+        name: MOVE_LATER,
+        key: Some("move_later"),
+        default: "60",
+        meaning: "Seconds, at most 86,400. Clients that `restart_server` has left with the old server, because they could not \
+                  move, move by themselves as soon as all of them can: the daemon looks after this time, and then again and \
+                  again. 0: only another `restart_server` moves them. Read by the daemon.",
+    },
+    Setting {
         name: QUARANTINE,
         key: Some("quarantine"),
         default: "auto",
@@ -343,6 +355,8 @@ pub enum SettingsError {
     /// Not a number of microseconds, or too large.
     #[error("{0} is not a number from 0 to {MOST_SPIN_US}")]
     Spin(String),
+    #[error("{0} is not a number of seconds from 0 to {MOST_SECONDS}")]
+    Seconds(String),
     /// Not a list of modes.
     #[error("{given}: {why}")]
     Mode {
@@ -417,6 +431,8 @@ pub struct Settings {
     pub users: Users,
     /// [`TURNS`].
     pub turns: TurnPolicy,
+    /// [`MOVE_LATER`]; zero: never.
+    pub move_later: Duration,
     /// [`QUARANTINE`].
     pub quarantine: QuarantinePolicy,
     /// [`ACTIVE_THREAD_PERCENTAGE`], [`PINNED_DEVICE_MEM_LIMIT`], [`CLIENT_PRIORITY`], [`SCHEDULING`] and
@@ -532,6 +548,7 @@ impl Settings {
             mode: get(MODE).map(mode).transpose()?,
             users,
             turns: get(TURNS).map_or(Ok(TurnPolicy::default()), word)?,
+            move_later: get(MOVE_LATER).map_or(Ok(DEFAULT_MOVE_LATER), seconds)?,
             quarantine: get(QUARANTINE).map_or(Ok(QuarantinePolicy::default()), word)?,
             metrics: get(METRICS).map(metrics).transpose()?,
             defaults,
@@ -650,6 +667,15 @@ fn positive(given: Given) -> Result<usize, SettingsError> {
 
 fn spin(given: Given) -> Result<u64, SettingsError> {
     number(given, |number| *number <= MOST_SPIN_US, SettingsError::Spin)
+}
+
+fn seconds(given: Given) -> Result<Duration, SettingsError> {
+    let found = number(
+        given,
+        |number| *number <= MOST_SECONDS,
+        SettingsError::Seconds,
+    );
+    found.map(Duration::from_secs)
 }
 
 fn mode(given: Given) -> Result<Modes, SettingsError> {
@@ -905,6 +931,18 @@ mod tests {
         assert_eq!(scheduling("fifo"), Ok((Scheduling::Fifo, true)));
         let error = scheduling("none").expect_err("no scheduling").to_string();
         assert_eq!(error, "MPSSHIM_SCHEDULING=none is not one of auto, fifo");
+    }
+
+    #[test]
+    fn clients_that_could_not_move_do_so_after_a_time_or_never() {
+        let found = |value| settings(&[(MOVE_LATER, value)], true).map(|found| found.move_later);
+        for (value, seconds) in [("", 60), ("0", 0), ("86400", 86_400)] {
+            assert_eq!(found(value), Ok(Duration::from_secs(seconds)), "{value}");
+        }
+        let error = found("86401").expect_err("too long").to_string();
+        let why = "is not a number of seconds from 0 to 86400";
+        assert_eq!(error, format!("MPSSHIM_MOVE_LATER=86401 {why}"));
+        assert!(found("1m").is_err());
     }
 
     #[test]

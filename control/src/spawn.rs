@@ -19,6 +19,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 /// Why a server could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -140,6 +141,11 @@ impl Launcher {
     /// Whether each server with clients has a standby.
     pub fn keeps_standbys(&self) -> bool {
         self.settings.standby
+    }
+
+    /// How long after a restart a server that was left with clients is asked whether they can move by now; zero: never.
+    pub fn move_later(&self) -> Duration {
+        self.settings.move_later
     }
 
     /// How the clients of several users are served.

@@ -74,6 +74,8 @@ names! {
     REPLAY = "MPSSHIM_REPLAY";
     /// Whether servers have standbys.
     STANDBY = "MPSSHIM_STANDBY";
+    /// When the daemon asks a server that a restart left with clients whether these can move by now.
+    MOVE_LATER = "MPSSHIM_MOVE_LATER";
     /// Whether multiprocessors can be reserved for clients.
     STATIC_PARTITIONING = "MPSSHIM_STATIC_PARTITIONING";
     /// Address of the metrics endpoint.

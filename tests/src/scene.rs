@@ -138,6 +138,8 @@ pub fn daemon_with_options(options: &[&str], env: &[(&str, &str)]) -> Place {
     let mut all = vec![
         ("MPSSHIM_SERVER", server.as_str()),
         ("MPSSHIM_CUDA_LIBRARY", driver.as_str()),
+        // However long a test takes.
+        ("MPSSHIM_MOVE_LATER", "0"),
     ];
     all.extend(env);
     Place::with_daemon_options(options, &all)

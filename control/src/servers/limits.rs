@@ -216,10 +216,10 @@ impl Servers {
 
     /// Takes the usage reports received since the last call.
     pub fn take_usage(&mut self) -> Vec<Report> {
-        self.running
-            .iter_mut()
-            .flat_map(|server| server.usage.drain(..))
-            .collect()
+        let running = self.running.iter_mut();
+        let mut reports = running.flat_map(|server| server.usage.drain(..)).collect();
+        self.hear_left(&mut reports);
+        reports
     }
 
     /// A server has reported its devices. A trusted user's report applies to all servers, any other only to the server

@@ -2,6 +2,7 @@
 
 use super::NamedId;
 use super::ahead::{InUse, Loads};
+use super::later::Later;
 use super::quarantine::{Coming, Findings};
 use super::shares;
 use super::standby::NextStandby;
@@ -174,6 +175,8 @@ pub struct Server {
     pub(super) parted: Option<(Stranger, String)>,
     /// It ends with the clients that could not move to the next server.
     pub(super) left_behind: bool,
+    /// When it is asked whether its clients can move by now.
+    pub(super) later: Later,
     /// It was told to end once its clients have gone.
     pub(super) ends_later: bool,
     /// It was told to end at once, with its clients.
@@ -270,6 +273,7 @@ impl Server {
             stays: None,
             parted: None,
             left_behind: false,
+            later: Later::default(),
             ends_later: false,
             ends_now: false,
             keeper: None,

@@ -40,7 +40,8 @@ pub struct Restart {
     /// Its process id.
     pub(super) server: i32,
     pub(super) rest: Rest,
-    force: bool,
+    /// The fate of clients that cannot move.
+    others: Others,
     /// Deadline for the start of the next server.
     pub(super) starts_by: Instant,
     /// Images are loaded ahead, if there are any.
@@ -210,6 +211,29 @@ impl Servers {
         bound: Option<Duration>,
         force: bool,
     ) -> Result<(), String> {
+        let (start, rest) = bounds(bound, Instant::now());
+        let others = match force {
+            true => Others::End,
+            false => Others::Stay,
+        };
+        self.begin_restart(pid, (start, rest), others)
+    }
+
+    /// As [`Servers::restart`], for a server that an earlier restart left with clients. Either all move, or none does.
+    ///
+    /// # Errors
+    /// As for [`Servers::restart`].
+    pub(super) fn restart_later(&mut self, pid: i32, patience: Duration) -> Result<(), String> {
+        let bounds = (START_PATIENCE, Rest::Within(patience));
+        self.begin_restart(pid, bounds, Others::Refuse)
+    }
+
+    fn begin_restart(
+        &mut self,
+        pid: i32,
+        (start, rest): (Duration, Rest),
+        others: Others,
+    ) -> Result<(), String> {
         // Drops results of earlier restarts that were never fetched.
         self.restarts
             .retain(|restart| restart.server != pid || !matches!(restart.step, Step::Over(_)));
@@ -235,11 +259,10 @@ impl Servers {
             self.start_next(pid)?;
         }
         let now = Instant::now();
-        let (start, rest) = bounds(bound, now);
         self.restarts.push(Restart {
             server: pid,
             rest,
-            force,
+            others,
             starts_by: now + start,
             ahead: true,
             until: now + start,
@@ -316,13 +339,13 @@ impl Servers {
             let Restart {
                 server,
                 rest,
-                force,
+                others,
                 ..
             } = self.restarts[at];
             let patience = rest.left(Instant::now());
             let next = match &self.restarts[at].step {
                 Step::Prepares if self.restarts[at].ahead => self.load_ahead(at),
-                Step::Prepares => self.ask_to_hand_over(server, patience, force),
+                Step::Prepares => self.ask_to_hand_over(server, patience, others),
                 Step::LoadsAhead => self.look_whether_loaded(at),
                 Step::Rests => self.look_whether_it_stays(server),
                 Step::Adopts(next) => self.look_at_adoption(server, *next, &self.restarts[at].stay),
@@ -354,10 +377,10 @@ impl Servers {
         let Restart {
             server,
             rest,
-            force,
+            others,
             ..
         } = self.restarts[at];
-        self.ask_to_hand_over(server, rest.left(Instant::now()), force)
+        self.ask_to_hand_over(server, rest.left(Instant::now()), others)
     }
 
     /// When [`Servers::expire_restarts`] has something to do next.
@@ -409,7 +432,7 @@ impl Servers {
         self.stop_unneeded_standbys();
     }
 
-    fn ask_to_hand_over(&mut self, pid: i32, patience: Duration, force: bool) -> Option<Step> {
+    fn ask_to_hand_over(&mut self, pid: i32, patience: Duration, others: Others) -> Option<Step> {
         let over = |why: String| Some(Step::Over(Err(why)));
         let Some(standby) = self.standby_of(pid) else {
             return over("the next server has ended; server.log says why".into());
@@ -421,10 +444,9 @@ impl Servers {
         let request = HandOver {
             formats,
             patience_ms: patience.as_millis() as u64,
-            others: match force {
-                true => Others::End,
-                false if server.is_exclusive() => Others::Refuse,
-                false => Others::Stay,
+            others: match others {
+                Others::Stay if server.is_exclusive() => Others::Refuse,
+                others => others,
             },
         };
         match server
@@ -517,6 +539,7 @@ impl Servers {
             server.left_behind = true;
             server.stop(false);
         }
+        self.move_later(pid);
     }
 
     /// Continues the sessions of a keeper in the standby of their server, or in a new server, which replaces it and gets

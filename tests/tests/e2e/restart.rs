@@ -219,6 +219,43 @@ fn clients_that_have_stayed_outlive_their_server_once_they_can() {
 }
 
 #[test]
+fn clients_that_have_stayed_move_by_themselves_once_all_of_them_can() {
+    let place = daemon_with(&[("MPSSHIM_MOVE_LATER", "1")]);
+    let [mut idle, mut first, mut second] = [(); 3].map(|()| Survivor::start(&place));
+    for bound in [&mut first, &mut second] {
+        assert_eq!(bound.ask("unload"), "unload");
+    }
+    let old = server(&place).expect("a server");
+    let (new, stay) = restart_or_stay(&place, &["-t", "1"]).expect("a restart");
+    assert!(stay.is_some(), "two clients stay");
+    for bound in [&mut first, &mut second] {
+        let log = place.log("control.log");
+        assert!(!log.contains("can move now"), "{log}");
+        let answer = bound.ask("destroy");
+        assert!(answer.starts_with("destroyed, "), "{answer}");
+        bound.round();
+    }
+    wait_until("the old server has ended", || {
+        let list = place.control(&["get_server_list"]).out;
+        list.lines().all(|line| line.parse() != Ok(old))
+    });
+    for survivor in [&mut idle, &mut first, &mut second] {
+        survivor.round();
+    }
+    let log = place.log("control.log");
+    let told = format!("Server {old}: the clients that an earlier restart left can move now");
+    assert!(log.contains(&told), "{log}");
+    // Their server is not for others, and ends with them.
+    assert_eq!(servers(&place), 2);
+    assert_eq!(succeed(&mut client(&place, &["work", "1"])), "busy\n");
+    first.end();
+    second.end();
+    wait_until("their server has ended", || servers(&place) == 1);
+    assert_eq!(server(&place), Some(new));
+    idle.end();
+}
+
+#[test]
 fn clients_that_have_stayed_leave_their_server_once_they_can() {
     let place = daemon();
     let [mut idle, mut first, mut second] = [(); 3].map(|()| Survivor::start(&place));

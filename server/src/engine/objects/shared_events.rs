@@ -107,7 +107,7 @@ impl Record {
         matches!(&*self.state.lock(), State::Made(made) if made.side == side)
     }
 
-    /// Returns the state of a record, or of the one that applies in its place if it failed.
+    /// Returns the state of a record, or of the record before it that applies if it failed.
     pub fn standing(record: &Arc<Record>) -> Standing {
         match Record::effective(record.clone()) {
             None => Standing::None,

@@ -189,7 +189,7 @@ fn now() -> Nanoseconds {
     Duration::from(now).as_nanos() as Nanoseconds
 }
 
-/// Returns when these events of a device were recorded; `None` for one that was not, or in a capture.
+/// Returns when these events of a device were recorded; `None` for events without a record, or with one in a capture.
 ///
 /// # Errors
 /// `CUDA_ERROR_NOT_READY` if the device is busy, or the driver's status.
