@@ -518,7 +518,8 @@ impl Server {
         self.remains = Some(text);
     }
 
-    /// Without a keeper, or unasked, nothing has left.
+    /// Without a keeper, or unasked, nothing has left. New clients get another server than one that was left with clients, so
+    /// if none of these leaves either, no further server is needed.
     fn note_parting(&mut self, sessions: usize, stay: String, keeper: Option<Stranger>) {
         if self.state != State::HandingOver {
             return;
@@ -527,12 +528,17 @@ impl Server {
             "Server {} hands over {sessions} clients; others stay",
             self.pid
         );
-        self.state = State::Active;
+        self.state = match self.ends_later {
+            true => State::Stopping,
+            false => State::Active,
+        };
         // It is shown on operators' terminals, like the other reasons that a server gives.
         let stay = one_line(&stay);
         match keeper {
-            Some(keeper) => self.parted = Some((keeper, stay)),
-            None => self.stays = Some(stay),
+            Some(keeper) if sessions > 0 || !self.left_behind => {
+                self.parted = Some((keeper, stay));
+            }
+            _ => self.stays = Some(stay),
         }
     }
 

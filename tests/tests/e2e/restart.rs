@@ -278,6 +278,16 @@ fn clients_that_have_stayed_leave_their_server_once_they_can() {
             portable(&place).values().filter(|is| **is).count() == count
         });
     };
+    // None of them can leave.
+    let done = place.control(&["restart_server", &old.to_string()]);
+    assert_ne!(done.code, 0, "{}", done.out);
+    let why = format!("the clients of server {old} stay: ");
+    assert!(
+        done.out.contains(&why) && done.out.contains("is bound by graphs"),
+        "{}",
+        done.out
+    );
+    assert_eq!(servers(&place), 2);
     // One of them leaves, the other stays once more.
     can_move(&mut first, 2);
     let (next, stay) = restart_old(old);
