@@ -20,6 +20,7 @@ mod threads;
 // Public for the fuzz target and tests.
 pub use base::bounds;
 pub use images::ahead::Ahead;
+pub use images::bonds::{ImageBonds, image_bonds, images_of};
 pub use images::contents::is_whole;
 pub use objects::fairness::LOW_TURN;
 pub use objects::runs;

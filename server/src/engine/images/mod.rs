@@ -1,6 +1,7 @@
 //! All images of the server: their contents, their instances in the driver, and the results of analyzing them.
 
 pub mod ahead;
+pub mod bonds;
 pub mod changes;
 pub mod contents;
 pub mod families;

@@ -86,6 +86,12 @@ pub fn find(
     })
 }
 
+/// Bytes of the variables of an image; `None` if they cannot be determined or exceed a limit.
+pub fn written_bytes(image: &[u8], arch: u32) -> Option<u64> {
+    let found = variables(image, arch)?;
+    Some(found.iter().map(|one| one.len).sum())
+}
+
 /// The variables of the code that a device of a compute capability (`10 * major + minor`) would run; `None` if they
 /// cannot be determined with certainty.
 fn variables(image: &[u8], arch: u32) -> Option<Vec<Variable>> {
