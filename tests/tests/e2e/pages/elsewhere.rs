@@ -377,6 +377,11 @@ pub const ELSEWHERE: &[Row] = &[
         GPU,
     ),
     (
+        "docs/faults.md",
+        "cargo run --release -p mpsshim-server --example image_bonds -- PROGRAM",
+        Text("it would build a release"),
+    ),
+    (
         "docs/settings.md",
         "UPDATE_DOCS=1 cargo test -p mpsshim-control settings",
         Text("it would rewrite the page"),
