@@ -533,6 +533,11 @@ fn go_on_as_they_were(request: &str, answer: &str) {
 }
 
 #[test]
+fn variables_that_are_saved_in_files_go_on_as_they_were() {
+    go_on_as_they_were("table", "tabled");
+}
+
+#[test]
 fn graphs_go_on_as_they_were() {
     go_on_as_they_were("replay", "replayed");
 }
@@ -777,7 +782,7 @@ fn events_say_when_they_were_recorded_by_the_server_before() {
 fn variables_that_cannot_be_saved_bind_their_session() {
     let place = daemon();
     // One that holds an address of another; and more than is saved.
-    for command in ["link", "large 300000"] {
+    for command in ["link", "large 20000000"] {
         let [mut bound, mut saved] = [(); 2].map(|()| Survivor::start(&place));
         bound.ask(command);
         // It comes to rest after the other one.

@@ -367,6 +367,11 @@ fn green_contexts_and_their_resources_go_to_the_next_server() {
 }
 
 #[test]
+fn variables_that_are_saved_in_files_go_to_the_next_server() {
+    go_to_the_next_server("table", "tabled");
+}
+
+#[test]
 fn programs_that_share_memory_stay_together() {
     let place = daemon();
     let [mut owner, mut other, mut third] = [(); 3].map(|()| Survivor::start(&place));

@@ -74,6 +74,8 @@ bounds! {
         "they are read whenever it comes to rest; tables of random number generators have some 100 KiB";
     SAVED: u64 = 256 << 10, Bytes, "bytes of variables that are saved for a server that comes after, because they have changed",
         "they are written to the description whenever it comes to rest; counters and states are far shorter";
+    SAVED_IN_FILES: u64 = 16 << 20, Bytes, "bytes of variables that are saved in files instead, because they are more",
+        "as many as are looked at";
     SAVED_GRAPHS: usize = 1 << 20, Bytes, "bytes of graphs and instances that are saved for a server that comes after",
         "as messages in the description; a node takes some 100 to 300 bytes";
     FUNCTIONS: usize = 1 << 20, Count, "functions",

@@ -34,7 +34,7 @@ macro_rules! for_each_kind {
             /// A message that told the client the address of a variable; the key is the address.
             Variable = 17: 1, Objects, Alone;
             /// Contents of an image's variables. The key is the image, the part is the server's ordinal of the device.
-            Variables = 19: 1, Contents, WithObject;
+            Variables = 19: 2, Contents, WithObject;
             /// A graph; the key is its handle.
             Graph = 20: 2, Graphs, WithObject;
             /// An instance of a graph; the key is its handle.

@@ -373,7 +373,6 @@ pub fn image_unload(session: &mut Session, shared: &Shared, body: Object) -> Res
         .functions
         .retain(|function| function.image != body.object);
     forget_variables(session, |global| global.image == body.object);
-    session.lasting.saved.forget(body.object);
     session
         .objects
         .texture_references

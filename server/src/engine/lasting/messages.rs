@@ -6,6 +6,7 @@ use crate::engine::base::call::Incoming;
 use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
 use crate::engine::images::{Found, ImageStore};
+use crate::engine::lasting::contents::forget_files;
 use crate::engine::session::Session;
 use mpsshim_model::client::ClientInfo;
 use mpsshim_model::limits::Terms;
@@ -117,6 +118,7 @@ fn write_change(session: &mut Session, images: &ImageStore, message: Incoming<'_
             images.changes.note();
         }
         Op::ImageUnload => {
+            forget_files(session, images, |image| image == key);
             session.lasting.unkept_images.remove(&key);
             session.lasting.appraised.remove(&key);
             session.lasting.looked_into.retain(|(of, _)| *of != key);

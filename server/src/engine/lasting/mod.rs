@@ -5,6 +5,7 @@
 //! that it describes.
 
 pub mod arrays;
+pub mod contents;
 pub mod files;
 pub mod memory;
 pub mod messages;

@@ -15,6 +15,8 @@ pub mod session;
 use crate::engine::base::ordinal::Ordinal;
 use mpsshim_model::bonds::Bonds;
 use mpsshim_proto::arena;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -71,7 +73,76 @@ pub struct Saved {
     /// When the last snapshot ended.
     ended: Option<Instant>,
     /// The content saved in the session's description.
-    contents: BTreeMap<Place, Contents>,
+    contents: BTreeMap<Place, Described>,
+}
+
+/// Saved contents of an image's variables.
+#[derive(Debug)]
+pub enum Described {
+    /// In the description.
+    Here(Contents),
+    /// In a file.
+    File {
+        /// SHA-256 of the contents.
+        hash: [u8; 32],
+        /// Their bytes, as [`bytes_of`].
+        bytes: usize,
+        /// Of the file.
+        generation: u32,
+    },
+}
+
+/// State of a record of contents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum VariablesState {
+    /// The contents.
+    Here(Contents),
+    /// They are in a file, which the keeper holds.
+    File {
+        /// Of the file.
+        generation: u32,
+        /// Bytes of the file.
+        len: u64,
+    },
+}
+
+impl Described {
+    /// Contents in the description, or in a file of this generation.
+    fn of(contents: Contents, generation: Option<u32>) -> Described {
+        match generation {
+            None => Described::Here(contents),
+            Some(generation) => Described::File {
+                hash: hash_of(&contents),
+                bytes: bytes_of(&contents),
+                generation,
+            },
+        }
+    }
+
+    fn is(&self, contents: &Contents) -> bool {
+        match self {
+            Described::Here(saved) => saved == contents,
+            Described::File { hash, bytes, .. } => {
+                *bytes == bytes_of(contents) && *hash == hash_of(contents)
+            }
+        }
+    }
+
+    fn generation(&self) -> Option<u32> {
+        match self {
+            Described::Here(_) => None,
+            Described::File { generation, .. } => Some(*generation),
+        }
+    }
+}
+
+fn hash_of(contents: &Contents) -> [u8; 32] {
+    let mut hash = Sha256::new();
+    for part in contents.iter().flat_map(|(name, content)| [name, content]) {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize().into()
 }
 
 impl Saved {
@@ -121,9 +192,20 @@ impl Saved {
         self.all_named.set(false);
     }
 
-    /// Drops the saved content of an image that is being unloaded.
-    pub fn forget(&mut self, image: u64) {
-        self.contents.retain(|(of, _), _| *of != image);
+    /// Takes the saved contents of images that are being unloaded.
+    pub fn take_contents(&mut self, is_of_it: impl Fn(u64) -> bool) -> Vec<(Place, Described)> {
+        self.contents
+            .extract_if(.., |(image, _), _| is_of_it(*image))
+            .collect()
+    }
+
+    /// Bytes of the contents of other places: those in the description, and those in files.
+    fn others(&self, place: Place) -> (usize, usize) {
+        let others = self.contents.iter().filter(|(of, _)| **of != place);
+        others.fold((0, 0), |(here, files), (_, one)| match one {
+            Described::Here(contents) => (here + bytes_of(contents), files),
+            Described::File { bytes, .. } => (here, files + bytes),
+        })
     }
 }
 

@@ -15,6 +15,7 @@ use crate::engine::base::moment::Moment;
 use crate::engine::base::side::{self, Side};
 use crate::engine::gpu::client_segment::Segment;
 use crate::engine::images::contents::Content;
+use crate::engine::lasting::contents::take_files;
 use crate::engine::lasting::messages::Client;
 use crate::engine::lasting::resources::with_sizes;
 use crate::engine::lasting::shares::{block_of, keep_in_place};
@@ -144,9 +145,7 @@ fn adopt_all(shared: &Arc<Shared>, keeper: &Keeper, mut left: Left) {
     shared.images.end_unclaimed();
     // Frees descriptors that no session has claimed.
     drop(contents);
-    for name in left.into_keys() {
-        shared.gpu.keeping.forget(name);
-    }
+    forget_all(shared, left);
     keeper.settle();
     shared.roster.shared_events.end_restoring();
     let restored: Vec<Box<Session>> = repeat_all(shared, restored).collect();
@@ -216,6 +215,13 @@ impl Parts {
     }
 }
 
+/// Makes the keeper close descriptors that no session has claimed.
+fn forget_all(shared: &Shared, left: Left) {
+    for name in left.into_keys() {
+        shared.gpu.keeping.forget(name);
+    }
+}
+
 fn note_lost(shared: &Shared, id: u64, why: &Lost) {
     shared.gpu.keeping.forget_session(id);
     tracing::warn!("Session {id} of the server before has ended: {why}");
@@ -226,6 +232,8 @@ struct Begun {
     session: Box<Session>,
     /// The records of its other objects.
     records: Vec<Record>,
+    /// Descriptors that these name.
+    files: Left,
     commands: Option<InFlight>,
 }
 
@@ -244,6 +252,7 @@ fn begin(shared: &Arc<Shared>, id: u64, left: &mut Left, spent: &mut Spent) -> R
     match realise(shared, &mut session, &records, left, spent) {
         Ok(()) => Ok(Begun {
             session,
+            files: take_files(id, &others, left),
             records: others,
             commands,
         }),
@@ -328,6 +337,7 @@ fn make_each(
             None => kept.push(one),
             Some(why) => {
                 let id = one.session.shared.info.session;
+                forget_all(shared, one.files);
                 dispatch::end(shared, one.session, Some(why.clone()));
                 note_lost(shared, id, &why);
             }
@@ -389,13 +399,14 @@ fn finish(shared: &Arc<Shared>, begun: Begun, spent: &mut Spent) -> Result<Resto
     let Begun {
         mut session,
         records,
+        mut files,
         commands,
     } = begun;
     // If it takes long, the last such lines name the client.
     tracing::info!("Restoring client {}", session.shared.info);
     session.enter();
-    // Only memory has descriptors.
-    let made = realise(shared, &mut session, &records, &mut Left::new(), spent);
+    let made = realise(shared, &mut session, &records, &mut files, spent);
+    forget_all(shared, files);
     let made = made.and_then(|()| {
         let watched = shared.roster.watch_socket(&session.shared);
         watched.map_err(|error| format!("its connection cannot be watched: {error}"))

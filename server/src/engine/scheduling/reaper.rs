@@ -14,6 +14,7 @@ use crate::engine::calls::array::take_arrays;
 use crate::engine::calls::capture::abandon_captures;
 use crate::engine::calls::module::forget_offer;
 use crate::engine::images::instances::Image;
+use crate::engine::lasting::contents::forget_files;
 use crate::engine::lasting::files::name_of_file;
 use crate::engine::lasting::memory::forget_content;
 use crate::engine::lasting::virtual_memory::name_of_physical;
@@ -200,6 +201,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     }
     session.objects.graphs.free_memory(&shared.gpu);
     session.objects.pools.clear(&shared.gpu);
+    forget_files(&mut session, &shared.images, |_| true);
     for key in session.objects.virtual_memory.keys() {
         shared.gpu.keeping.forget(name_of_physical(&session, key));
     }

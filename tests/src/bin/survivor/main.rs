@@ -64,6 +64,7 @@ mod remains;
 mod signals;
 mod sparse;
 mod steps;
+mod tables;
 mod textures;
 
 use constants::Constants;
@@ -87,6 +88,7 @@ use std::process::ExitCode;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 use steps::Steps;
+use tables::Tables;
 use textures::Textures;
 
 type Status<T = ()> = Result<T, CUresult>;
@@ -587,6 +589,7 @@ fn run() -> Status<bool> {
     let mut parts: Option<Parts> = None;
     let mut lent: Option<Lent> = None;
     let mut signal: Option<Signal> = None;
+    let mut tables: Option<Tables> = None;
     let mut exported: Option<Exported> = None;
     say("started");
     for line in io::stdin().lock().lines() {
@@ -740,6 +743,17 @@ fn run() -> Status<bool> {
                 };
                 parts = Some(own);
                 say(&format!("parted {round}"));
+            }
+            "table" => {
+                let mut own = match tables.take() {
+                    Some(own) => own,
+                    None => Tables::new(state.streams[1])?,
+                };
+                let Some(round) = own.round()? else {
+                    return Ok(false);
+                };
+                tables = Some(own);
+                say(&format!("tabled {round}"));
             }
             "infer" | "infer-registered" => {
                 let registers = command == "infer-registered";

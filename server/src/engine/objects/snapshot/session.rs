@@ -1,6 +1,8 @@
 //! Saving a session's variables while it is at rest.
 
-use super::{BUSY, Contents, Neighbourhood, Place, UNAWAITED_REST, bytes_of};
+use super::{
+    BUSY, Contents, Described, Neighbourhood, Place, UNAWAITED_REST, VariablesState, bytes_of,
+};
 use crate::engine::base::bounds;
 use crate::engine::base::description::Record;
 use crate::engine::base::journal::Refusal;
@@ -8,6 +10,7 @@ use crate::engine::base::kinds::Kind;
 use crate::engine::calls::graph::saved::save_graphs;
 use crate::engine::calls::module::separate;
 use crate::engine::images::variables::AsLoaded;
+use crate::engine::lasting::contents::{forget, load, name_in, store};
 use crate::engine::lasting::{Lasting, Lost, Making, failed};
 use crate::engine::objects::events::Event;
 use crate::engine::objects::functions::{Function, Global};
@@ -238,31 +241,55 @@ impl Session {
                 .changed(now)
                 .map(|(name, content)| (name.to_vec(), content.to_vec()))
                 .collect();
-            match self.lasting.saved.contents.get(place) {
-                Some(described) if *described == content => continue,
+            let described = self.lasting.saved.contents.get(place);
+            match described {
+                Some(described) if described.is(&content) => continue,
                 None if content.is_empty() => continue,
                 _ => {}
             }
-            let of_others = self
-                .lasting
-                .saved
-                .contents
-                .iter()
-                .filter(|(of, _)| *of != place);
-            let of_others: usize = of_others.map(|(_, content)| bytes_of(content)).sum();
-            let record = Record::of(
-                Kind::Variables,
-                u32::from(place.1) as u16,
-                place.0,
-                &content,
-            );
-            let fits = (of_others + bytes_of(&content)) as u64 <= bounds::SAVED;
-            if !fits || !self.shared.description.append(&record) {
-                return Err("there is no room for them");
-            }
-            self.lasting.saved.contents.insert(*place, content);
+            let before = described.and_then(Described::generation);
+            self.describe_contents(shared, *place, content, before)?;
         }
         Ok((bounds::LOOKED_AT - room) as usize)
+    }
+
+    /// Describes the contents of an image's variables. `before`: generation of the file with the contents that they replace.
+    fn describe_contents(
+        &mut self,
+        shared: &Shared,
+        place: Place,
+        contents: Contents,
+        before: Option<u32>,
+    ) -> Result<(), &'static str> {
+        const NO_ROOM: &str = "there is no room for them";
+        let images = &shared.images;
+        let (here, files) = self.lasting.saved.others(place);
+        let bytes = bytes_of(&contents);
+        let number = (place.0, u32::from(place.1));
+        let (state, generation) = if (here + bytes) as u64 <= bounds::SAVED {
+            (VariablesState::Here(contents.clone()), None)
+        } else if (files + bytes) as u64 <= bounds::SAVED_IN_FILES {
+            let generation = before.map_or(0, |before| before.wrapping_add(1));
+            let stored = store(self, images, number, generation, &contents);
+            (stored.ok_or(NO_ROOM)?, Some(generation))
+        } else {
+            return Err(NO_ROOM);
+        };
+        let record = Record::of(Kind::Variables, number.1 as u16, place.0, &state);
+        let is_described = self.shared.description.append(&record);
+        let unused = match is_described {
+            true => before,
+            false => generation,
+        };
+        if let Some(unused) = unused {
+            forget(self, images, number, unused);
+        }
+        if !is_described {
+            return Err(NO_ROOM);
+        }
+        let described = Described::of(contents, generation);
+        self.lasting.saved.contents.insert(place, described);
+        Ok(())
     }
 
     /// Returns the images whose variables may have been written since the last snapshot.
@@ -319,6 +346,7 @@ impl Session {
         shared: &Shared,
         (image, device): (u64, u32),
         contents: Contents,
+        generation: Option<u32>,
     ) -> Result<(), CUresult> {
         let device = shared.gpu.device(device)?.ordinal;
         if self.objects.image(image)?.is_with_others() {
@@ -335,7 +363,7 @@ impl Session {
         self.lasting
             .saved
             .contents
-            .insert((image, device), contents);
+            .insert((image, device), Described::of(contents, generation));
         Ok(())
     }
 
@@ -396,16 +424,24 @@ pub struct Variables;
 
 impl Lasting for Variables {
     const KIND: Kind = Kind::Variables;
-    type State = Contents;
+    type State = VariablesState;
 
     fn make(
         record: &Record,
-        contents: Contents,
+        state: VariablesState,
         session: &mut Session,
         making: &mut Making<'_>,
     ) -> Result<(), Lost> {
+        let number = session.shared.info.session;
+        let (contents, generation) = match state {
+            VariablesState::Here(contents) => (contents, None),
+            VariablesState::File { generation, len } => {
+                let name = name_in(number, record).ok_or("its file has no name")?;
+                (load(making.take(name)?, len)?, Some(generation))
+            }
+        };
         let place = (record.key, record.op.into());
-        let restored = session.restore_variables(making.shared, place, contents);
+        let restored = session.restore_variables(making.shared, place, contents, generation);
         restored.map_err(failed("variables of an image", record))
     }
 }
