@@ -3,10 +3,11 @@
 
 use mpsshim_api::cuda::{
     CU_GRAPH_NODE_TYPE_BATCH_MEM_OP, CU_GRAPH_NODE_TYPE_HOST, CU_GRAPH_NODE_TYPE_MEMCPY,
-    CU_GRAPH_NODE_TYPE_MEMSET,
+    CU_GRAPH_NODE_TYPE_MEMSET, CUDA_MEMCPY3D, CUDA_MEMSET_NODE_PARAMS,
 };
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use zerocopy::FromBytes;
 
 /// Size of a graph.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -90,14 +91,14 @@ impl Template {
             .collect()
     }
 
-    /// Appends the words of the parameters of all nodes that have addresses which the driver checks.
-    pub fn append_words(&self, to: &mut Vec<u64>) {
+    /// Appends the ranges of addresses in the parameters of all nodes that the driver checks.
+    pub fn append_ranges(&self, to: &mut Vec<(u64, u64)>) {
         for node in &self.nodes {
-            node.append_words(&node.does, to);
+            node.append_ranges(&node.does, to);
             let inside = node.inside.as_deref().into_iter();
             inside
                 .chain(&node.bodies)
-                .for_each(|inside| inside.append_words(to));
+                .for_each(|inside| inside.append_ranges(to));
         }
     }
 
@@ -257,16 +258,55 @@ impl Node {
             && (&self.does, &self.attributes) == (&other.does, &other.attributes)
     }
 
-    /// Appends the words of these parameters, if they have addresses that the driver checks.
-    pub fn append_words(&self, does: &[u8], to: &mut Vec<u64>) {
-        if matches!(
-            self.kind,
-            CU_GRAPH_NODE_TYPE_MEMCPY | CU_GRAPH_NODE_TYPE_MEMSET | CU_GRAPH_NODE_TYPE_BATCH_MEM_OP
-        ) {
-            let words = does.as_chunks().0.iter();
-            to.extend(words.map(|word| u64::from_le_bytes(*word)));
+    /// Appends the ranges of addresses, start and end, in these parameters, if the driver checks them; each word that may be an
+    /// address counts as one.
+    pub fn append_ranges(&self, does: &[u8], to: &mut Vec<(u64, u64)>) {
+        match self.kind {
+            CU_GRAPH_NODE_TYPE_MEMCPY => {
+                if let Ok((copy, _)) = CUDA_MEMCPY3D::read_from_prefix(does) {
+                    let rows = |z: u64, height: u64, y: u64| {
+                        let slices = z.saturating_add(copy.depth.saturating_sub(1));
+                        let above = slices.saturating_mul(height);
+                        above.saturating_add(y).saturating_add(copy.height)
+                    };
+                    let source = rows(copy.src_z, copy.src_height, copy.src_y);
+                    let target = rows(copy.dst_z, copy.dst_height, copy.dst_y);
+                    let width = |x: u64| x.saturating_add(copy.width);
+                    for (start, rows, pitch, x) in [
+                        (copy.src_device, source, copy.src_pitch, copy.src_x),
+                        (copy.src_host, source, copy.src_pitch, copy.src_x),
+                        (copy.dst_device, target, copy.dst_pitch, copy.dst_x),
+                        (copy.dst_host, target, copy.dst_pitch, copy.dst_x),
+                    ] {
+                        to.push(range_of(start, (rows, pitch), width(x)));
+                    }
+                }
+            }
+            CU_GRAPH_NODE_TYPE_MEMSET => {
+                if let Ok((set, _)) = CUDA_MEMSET_NODE_PARAMS::read_from_prefix(does) {
+                    let width = set.width.saturating_mul(set.element.into());
+                    to.push(range_of(set.to, (set.height, set.pitch), width));
+                }
+            }
+            CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {}
+            _ => return,
         }
+        let words = does
+            .as_chunks()
+            .0
+            .iter()
+            .map(|word| u64::from_le_bytes(*word));
+        to.extend(words.map(|word| (word, word.saturating_add(1))));
     }
+}
+
+/// The addresses of rows with a pitch, of which each has this width.
+fn range_of(start: u64, (rows, pitch): (u64, u64), width: u64) -> (u64, u64) {
+    let before = rows.saturating_sub(1).saturating_mul(pitch);
+    (
+        start,
+        start.saturating_add(before).saturating_add(width.max(1)),
+    )
 }
 
 /// A graph.

@@ -32,7 +32,7 @@ pub fn image_bonds(image: &[u8], arch: u32) -> Option<ImageBonds> {
     })
 }
 
-/// The images in a file: those that `nvcc` has linked to a program or library, or else the file itself.
+/// The images that `nvcc` has linked to a program or library, or else the file itself.
 pub fn images_of(file: &[u8]) -> Vec<&[u8]> {
     let is_program = ElfFile64::<Endianness>::parse(file)
         .is_ok_and(|elf| elf.elf_header().e_machine(elf.endian()) != EM_CUDA);

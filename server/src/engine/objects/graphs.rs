@@ -452,8 +452,9 @@ pub struct Graphs {
     gone: Vec<u64>,
     /// Whether the content of any graph or instance has ever been unknown. It may then reference any variable.
     unread: bool,
-    /// The words of copies and memsets in the session's description, in ascending order; `None`: not collected.
-    words: Option<Vec<u64>>,
+    /// The ranges of addresses of copies and memsets in the session's description, see [`Graphs::written_ranges`]; `None`: not
+    /// collected.
+    ranges: Option<Vec<(u64, u64)>>,
     /// Whether memory of such a copy or memset was freed since the last save.
     lacks_memory: bool,
 }
@@ -501,7 +502,7 @@ impl Default for Graphs {
             bytes_in_all: 0,
             gone: Vec::new(),
             unread: false,
-            words: None,
+            ranges: None,
             lacks_memory: false,
         }
     }
@@ -561,10 +562,12 @@ impl Graphs {
         if !self.any() {
             return false;
         }
-        let words = self.words.take().unwrap_or_else(|| self.written_words());
-        let at = words.partition_point(|word| *word < start);
-        let refers = words.get(at).is_some_and(|word| word - start < len);
-        self.words = Some(words);
+        // Content that is not saved yet is checked when it is.
+        self.lacks_memory |= self.saved == Saved::Stale;
+        let ranges = self.ranges.take().unwrap_or_else(|| self.written_ranges());
+        let before = ranges.partition_point(|(from, _)| *from < start.saturating_add(len));
+        let refers = before > 0 && ranges[before - 1].1 > start;
+        self.ranges = Some(ranges);
         if refers {
             self.lacks_memory = true;
             self.read_again();
@@ -576,32 +579,38 @@ impl Graphs {
     #[cfg(test)]
     pub fn name_memory(&mut self, address: u64) {
         self.note_saved(true);
-        self.words = Some(vec![address]);
+        self.ranges = Some(vec![(address, address + 1)]);
     }
 
-    fn written_words(&self) -> Vec<u64> {
-        let mut words = Vec::new();
+    /// The ranges of addresses in saved content, by their starts; each with the largest end up to there.
+    fn written_ranges(&self) -> Vec<(u64, u64)> {
+        let mut ranges = Vec::new();
         let graphs = self.graphs.iter().filter(|graph| graph.written);
         for read in graphs.filter_map(|graph| graph.read.as_ref()) {
-            read.template.append_words(&mut words);
+            read.template.append_ranges(&mut ranges);
         }
         let execs = self.execs.iter().filter(|exec| exec.written);
         for origin in execs.filter_map(|exec| exec.origin.as_ref()) {
             let templates = std::iter::once(&origin.read.template).chain(&origin.updated);
-            templates.for_each(|template| template.append_words(&mut words));
+            templates.for_each(|template| template.append_ranges(&mut ranges));
             if origin.changed.is_empty() {
                 continue;
             }
             let nodes = origin.read.template.all_nodes();
             for (place, does) in &origin.changed {
                 if let Some(node) = nodes.get(*place as usize) {
-                    node.append_words(does, &mut words);
+                    node.append_ranges(does, &mut ranges);
                 }
             }
         }
-        words.sort_unstable();
-        words.dedup();
-        words
+        ranges.sort_unstable();
+        ranges.dedup();
+        let mut largest = 0;
+        for (_, end) in &mut ranges {
+            largest = largest.max(*end);
+            *end = largest;
+        }
+        ranges
     }
 
     /// Marks a graph that has changed or is about to, and all graphs that contain it, as unsaved.
@@ -669,7 +678,7 @@ impl Graphs {
     /// Records the size of this graph or instance in the session's description, in bytes.
     pub fn note_bytes(&mut self, key: u64, bytes: usize) {
         self.forget_bytes(key);
-        self.words = None;
+        self.ranges = None;
         self.bytes.insert(key, bytes);
         self.bytes_in_all += bytes;
     }
@@ -1258,6 +1267,7 @@ impl Graphs {
 mod tests {
     use super::*;
     use crate::engine::base::graph_templates::Node as TemplateNode;
+    use zerocopy::IntoBytes;
 
     #[test]
     fn a_graph_that_has_not_changed_keeps_its_content() {
@@ -1399,6 +1409,64 @@ mod tests {
             assert_eq!(graphs.are_stale(), is_named, "{start:#x}");
             assert_eq!(graphs.may_lack(), is_named, "{start:#x}");
         }
+    }
+
+    /// Its rows may reach into the allocation behind the one in which it begins.
+    #[test]
+    fn a_memset_and_a_copy_name_all_that_they_reach() {
+        let node = |kind: u32, does: &[u8]| TemplateNode {
+            kind,
+            device: 0,
+            does: does.to_vec(),
+            attributes: Default::default(),
+            dependencies: Vec::new(),
+            inside: None,
+            bodies: Vec::new(),
+        };
+        let set = CUDA_MEMSET_NODE_PARAMS {
+            to: 0x1f_fff8,
+            pitch: 0x400,
+            element: 2,
+            width: 0x40,
+            height: 0x10,
+            ..CUDA_MEMSET_NODE_PARAMS::default()
+        };
+        let copy = CUDA_MEMCPY3D {
+            src_device: 0x50_0000,
+            src_pitch: 0x1000,
+            src_height: 16,
+            src_z: 1,
+            dst_device: 0x70_0000,
+            width: 64,
+            height: 16,
+            depth: 2,
+            ..CUDA_MEMCPY3D::default()
+        };
+        let nodes = vec![
+            node(CU_GRAPH_NODE_TYPE_MEMSET, set.as_bytes()),
+            node(CU_GRAPH_NODE_TYPE_MEMCPY, copy.as_bytes()),
+        ];
+        let mut graphs = Graphs::default();
+        let graph = graphs
+            .graph_handle(CUgraph(1), Ordinal::of_test(0), Owner::Client)
+            .unwrap();
+        for (start, is_named) in [
+            (0x20_0000, true),
+            (0x20_3c77, true),
+            (0x20_3c78, false),
+            (0x52_f03f, true),
+            (0x52_f040, false),
+            (0x70_003f, true),
+            (0x70_0040, false),
+        ] {
+            saved(&mut graphs, graph, nodes.clone());
+            assert_eq!(graphs.note_freed(start, 1), is_named, "{start:#x}");
+        }
+        // Content that is not saved yet is checked when it is.
+        saved(&mut graphs, graph, nodes);
+        assert!(!graphs.note_freed(0x10_0000, 1) && !graphs.may_lack());
+        graphs.touch(graph);
+        assert!(!graphs.note_freed(0x10_0000, 1) && graphs.may_lack());
     }
 
     #[test]

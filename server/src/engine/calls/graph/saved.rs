@@ -642,6 +642,9 @@ fn write_graphs(session: &mut Session, shared: &Shared) -> Result<usize, Unsaved
             continue;
         }
         let read = read_graph(session, shared, handle, &mut reader)?;
+        if session.objects.graphs.may_lack() {
+            check_template(session, shared, &read.template)?;
+        }
         let Ok(graph) = session.objects.graphs.graphs.get(handle) else {
             continue;
         };
