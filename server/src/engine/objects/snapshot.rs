@@ -194,9 +194,10 @@ impl Saved {
 
     /// Takes the saved contents of images that are being unloaded.
     pub fn take_contents(&mut self, is_of_it: impl Fn(u64) -> bool) -> Vec<(Place, Described)> {
-        self.contents
-            .extract_if(.., |(image, _), _| is_of_it(*image))
-            .collect()
+        let all = std::mem::take(&mut self.contents).into_iter();
+        let (gone, left): (Vec<_>, Vec<_>) = all.partition(|((image, _), _)| is_of_it(*image));
+        self.contents = left.into_iter().collect();
+        gone
     }
 
     /// Bytes of the contents of other places: those in the description, and those in files.
