@@ -833,6 +833,26 @@ pub fn variables_ptx(large: usize) -> String {
     )
 }
 
+/// A kernel `where(out)`, each thread of which writes 1 to the word of its multiprocessor.
+pub const WHERE_PTX: &str = "
+.version 7.0
+.target sm_70
+.address_size 64
+
+.visible .entry where(.param .u64 out)
+{
+    .reg .b32 %r<4>;
+    .reg .b64 %rd<4>;
+    ld.param.u64 %rd1, [out];
+    mov.u32 %r1, %smid;
+    mul.wide.u32 %rd2, %r1, 4;
+    add.s64 %rd3, %rd1, %rd2;
+    mov.u32 %r2, 1;
+    st.global.u32 [%rd3], %r2;
+    ret;
+}
+";
+
 /// Variables `weights`, with so many words, and `limits`, words 7 and 9, and no code.
 pub fn data_ptx(words: usize) -> String {
     format!(

@@ -17,6 +17,7 @@
 
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
+use mpsshim_tests::peer::WHERE_PTX;
 use std::ffi::{CString, c_int, c_uint, c_void};
 use std::process::ExitCode;
 use std::ptr::null_mut;
@@ -31,24 +32,6 @@ const MOST_MANAGED: usize = 24;
 /// How long anything is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
 const BLOCKS: u32 = 4096;
-const PTX: &str = "\
-.version 7.0
-.target sm_70
-.address_size 64
-
-.visible .entry where(.param .u64 out)
-{
-    .reg .b32 %r<4>;
-    .reg .b64 %rd<4>;
-    ld.param.u64 %rd1, [out];
-    mov.u32 %r1, %smid;
-    mul.wide.u32 %rd2, %r1, 4;
-    add.s64 %rd3, %rd1, %rd2;
-    mov.u32 %r2, 1;
-    st.global.u32 [%rd3], %r2;
-    ret;
-}
-";
 
 fn primary() -> Status<CUcontext> {
     let mut context = CUcontext::NULL;
@@ -99,7 +82,7 @@ struct Probe {
 impl Probe {
     /// In the current context.
     fn new() -> Status<Probe> {
-        let image = CString::new(PTX).expect("no NUL");
+        let image = CString::new(WHERE_PTX).expect("no NUL");
         let mut module = CUmodule::NULL;
         cu!(cuModuleLoadData, &mut module, image.as_ptr()).ok()?;
         let mut kernel = CUfunction::NULL;

@@ -218,16 +218,22 @@ fn clients_that_have_stayed_outlive_their_server_once_they_can() {
     idle.end();
 }
 
+/// Three clients, the servers before and after a restart, and the last two clients have stayed: they are bound by graphs.
+fn with_two_that_stay(place: &Place) -> ([Survivor; 3], i32, i32) {
+    let mut all = [(); 3].map(|()| Survivor::start(place));
+    for bound in &mut all[1..] {
+        assert_eq!(bound.ask("unload"), "unload");
+    }
+    let old = server(place).expect("a server");
+    let (new, stay) = restart_or_stay(place, &["-t", "1"]).expect("a restart");
+    assert!(stay.is_some(), "two clients stay");
+    (all, old, new)
+}
+
 #[test]
 fn clients_that_have_stayed_move_by_themselves_once_all_of_them_can() {
     let place = daemon_with(&[("MPSSHIM_MOVE_LATER", "1")]);
-    let [mut idle, mut first, mut second] = [(); 3].map(|()| Survivor::start(&place));
-    for bound in [&mut first, &mut second] {
-        assert_eq!(bound.ask("unload"), "unload");
-    }
-    let old = server(&place).expect("a server");
-    let (new, stay) = restart_or_stay(&place, &["-t", "1"]).expect("a restart");
-    assert!(stay.is_some(), "two clients stay");
+    let ([mut idle, mut first, mut second], old, new) = with_two_that_stay(&place);
     for bound in [&mut first, &mut second] {
         let log = place.log("control.log");
         assert!(!log.contains("can move now"), "{log}");
@@ -258,13 +264,7 @@ fn clients_that_have_stayed_move_by_themselves_once_all_of_them_can() {
 #[test]
 fn clients_that_have_stayed_leave_their_server_once_they_can() {
     let place = daemon();
-    let [mut idle, mut first, mut second] = [(); 3].map(|()| Survivor::start(&place));
-    for bound in [&mut first, &mut second] {
-        assert_eq!(bound.ask("unload"), "unload");
-    }
-    let old = server(&place).expect("a server");
-    let (new, stay) = restart_or_stay(&place, &["-t", "1"]).expect("a restart");
-    assert!(stay.is_some(), "two clients stay");
+    let ([mut idle, mut first, mut second], old, new) = with_two_that_stay(&place);
     let restart_old = |old: i32| {
         let done = place.control(&["restart_server", &old.to_string()]);
         let mut lines = done.out.lines().map(str::to_owned);

@@ -3,30 +3,12 @@
 use super::{Status, memory, submit};
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
+use mpsshim_tests::peer::WHERE_PTX;
 use std::ffi::{CString, c_void};
 
 const BLOCKS: u32 = 4096;
 /// More than any device has multiprocessors.
 const MOST: usize = 1024;
-
-const TEXT: &str = "
-.version 7.0
-.target sm_70
-.address_size 64
-
-.visible .entry where(.param .u64 out)
-{
-    .reg .b32 %r<4>;
-    .reg .b64 %rd<4>;
-    ld.param.u64 %rd1, [out];
-    mov.u32 %r1, %smid;
-    mul.wide.u32 %rd2, %r1, 4;
-    add.s64 %rd3, %rd1, %rd2;
-    mov.u32 %r2, 1;
-    st.global.u32 [%rd3], %r2;
-    ret;
-}
-";
 
 /// A kernel that notes where it runs.
 #[derive(Clone, Copy)]
@@ -38,7 +20,7 @@ struct Probe {
 impl Probe {
     /// In the current context.
     fn new() -> Status<Probe> {
-        let text = CString::new(TEXT).expect("no NUL");
+        let text = CString::new(WHERE_PTX).expect("no NUL");
         let mut module = CUmodule::NULL;
         cu!(cuModuleLoadData, &mut module, text.as_ptr()).ok()?;
         let mut kernel = CUfunction::NULL;
