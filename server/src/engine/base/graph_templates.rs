@@ -152,7 +152,6 @@ impl Template {
     /// The template with its nodes in the order in which they are created.
     fn in_order(&self) -> Template {
         let order = self.order();
-        let order = order.unwrap_or_else(|| (0..self.nodes.len()).collect());
         let mut places = vec![0; self.nodes.len()];
         for (to, from) in (0..).zip(&order) {
             places[*from] = to;
@@ -176,44 +175,23 @@ impl Template {
         }
     }
 
-    /// The order in which to create the nodes, each after its dependencies. The driver treats this order as significant when
-    /// it updates an instance. `None` if there is a cycle, which the driver refuses only when it instantiates the graph.
-    pub fn order(&self) -> Option<Vec<usize>> {
+    /// The order in which to create the nodes: theirs, with the leaves of a capture last, in the order of their capture.
+    /// The driver treats this order as significant when it updates an instance. A node may come before its dependencies:
+    /// `cuGraphAddDependencies` added them when it was there.
+    pub fn order(&self) -> Vec<usize> {
         let count = self.nodes.len();
-        let mut dependents = vec![Vec::new(); count];
-        let mut missing = vec![0usize; count];
-        for (at, node) in self.nodes.iter().enumerate() {
-            for (on, _) in &node.dependencies {
-                if let Some(dependents) = dependents.get_mut(*on as usize) {
-                    dependents.push(at);
-                    missing[at] += 1;
-                }
-            }
-        }
-        // A captured leaf may have got dependents since.
-        let mut sinks: Vec<usize> = self.sinks.iter().map(|sink| *sink as usize).collect();
+        let dependencies = self.nodes.iter().flat_map(|node| &node.dependencies);
+        let leads_on: BTreeSet<u32> = dependencies.map(|(on, _)| *on).collect();
         // A program may have named a node twice.
         let mut named = BTreeSet::new();
-        sinks
-            .retain(|sink| dependents.get(*sink).is_some_and(Vec::is_empty) && named.insert(*sink));
-        let free = (0..count).filter(|at| missing[*at] == 0);
-        let mut ready: BTreeSet<usize> = free.collect();
-        let mut order = Vec::with_capacity(count);
-        while let Some(at) = ready.pop_first() {
-            order.push(at);
-            for dependent in &dependents[at] {
-                missing[*dependent] -= 1;
-                if missing[*dependent] == 0 {
-                    ready.insert(*dependent);
-                }
-            }
-        }
-        if order.len() < count {
-            return None;
-        }
-        order.retain(|at| !named.contains(at));
-        order.extend(sinks);
-        Some(order)
+        let mut sinks = self.sinks.clone();
+        // A captured leaf may have got dependents since.
+        sinks.retain(|sink| {
+            (*sink as usize) < count && !leads_on.contains(sink) && named.insert(*sink as usize)
+        });
+        let mut order: Vec<usize> = (0..count).filter(|at| !named.contains(at)).collect();
+        order.extend(sinks.into_iter().map(|sink| sink as usize));
+        order
     }
 }
 
@@ -412,28 +390,28 @@ mod tests {
     }
 
     #[test]
-    fn nodes_come_behind_what_they_depend_on_and_otherwise_in_their_order() {
+    fn nodes_keep_their_order_also_before_their_dependencies() {
         let order = |dependencies: &[&[u32]]| template(dependencies, &[]).order();
-        let is = |expected: &[usize]| Some(expected.to_vec());
-        assert_eq!(order(&[&[], &[0], &[0], &[1, 2]]), is(&[0, 1, 2, 3]));
-        assert_eq!(order(&[&[2], &[0], &[]]), is(&[2, 0, 1]));
-        assert_eq!(order(&[&[], &[], &[]]), is(&[0, 1, 2]));
-        assert_eq!(order(&[]), is(&[]));
-        assert_eq!(order(&[&[7]]), is(&[0]));
+        assert_eq!(order(&[&[], &[0], &[0], &[1, 2]]), [0, 1, 2, 3]);
+        assert_eq!(order(&[&[2], &[0], &[]]), [0, 1, 2]);
+        assert_eq!(order(&[]), [0usize; 0]);
+        assert_eq!(order(&[&[7]]), [0]);
         // Cycles.
-        assert_eq!(order(&[&[1], &[0], &[1], &[]]), None);
-        assert_eq!(order(&[&[0], &[]]), None);
+        assert_eq!(order(&[&[1], &[0], &[1], &[]]), [0, 1, 2, 3]);
+        assert_eq!(order(&[&[0], &[]]), [0, 1]);
     }
 
     #[test]
     fn sinks_come_last_in_the_order_of_their_capture() {
         let forked: &[&[u32]] = &[&[], &[0], &[0]];
-        let order = |of, sinks: &[u32]| template(of, sinks).order().expect("no cycle");
+        let order = |of, sinks: &[u32]| template(of, sinks).order();
         assert_eq!(order(forked, &[2, 1]), [0, 2, 1]);
         assert_eq!(order(forked, &[2, 2, 1, 2]), [0, 2, 1]);
         // One leaf got a dependent, and another was removed.
         let grown: &[&[u32]] = &[&[], &[0], &[0], &[2]];
         assert_eq!(order(grown, &[2, 1, 9]), [0, 2, 3, 1]);
+        // Beside nodes that depend on each other in a circle.
+        assert_eq!(order(&[&[], &[2], &[1]], &[0]), [1, 2, 0]);
     }
 
     #[test]
@@ -493,8 +471,8 @@ mod tests {
             outer
         };
         // The nodes of a child graph are compared in the order in which they are created, the nodes of a body at their positions.
-        let child = numbered(&[&[1], &[]], &[], &[2, 1]);
-        let created = numbered(&[&[], &[0]], &[], &[1, 2]);
+        let child = numbered(&[&[], &[]], &[0], &[2, 1]);
+        let created = numbered(&[&[], &[]], &[1], &[1, 2]);
         let outer = holds(&child, &forked);
         assert!(outer.is_same(&holds(&created, &again), &[0, 1, 2, 4, 3]));
         assert!(!outer.is_same(&holds(&created, &again), &[0, 1, 2, 3, 4]));

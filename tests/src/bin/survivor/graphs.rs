@@ -129,18 +129,35 @@ pub struct Graphs {
     fills: bool,
     /// A graph whose two nodes depend on each other, so that it has no instance.
     cycle: CUgraph,
+    /// A graph whose first node depends on its second.
+    turned: (CUgraph, [CUgraphNode; 2]),
     round: u32,
 }
 
+fn empty(graph: CUgraph) -> Status<CUgraphNode> {
+    let (mut node, none) = (CUgraphNode::NULL, null::<CUgraphNode>());
+    cu!(cuGraphAddEmptyNode, &mut node, graph, none, 0usize).ok()?;
+    Ok(node)
+}
+
+fn add_dependency(graph: CUgraph, of: CUgraphNode, on: CUgraphNode) -> Status<()> {
+    let (from, to, edge) = (&raw const on, &raw const of, null::<CUgraphEdgeData>());
+    cu!(cuGraphAddDependencies_v2, graph, from, to, edge, 1usize).ok()
+}
+
 fn cycle() -> Status<CUgraph> {
-    let (graph, none) = (create()?, null::<CUgraphNode>());
-    let (mut first, mut second) = (CUgraphNode::NULL, CUgraphNode::NULL);
-    cu!(cuGraphAddEmptyNode, &mut first, graph, none, 0usize).ok()?;
-    let behind = &raw const first;
-    cu!(cuGraphAddEmptyNode, &mut second, graph, behind, 1usize).ok()?;
-    let (from, edge) = (&raw const second, null::<CUgraphEdgeData>());
-    cu!(cuGraphAddDependencies_v2, graph, from, behind, edge, 1usize).ok()?;
+    let graph = create()?;
+    let (first, second) = (empty(graph)?, empty(graph)?);
+    add_dependency(graph, second, first)?;
+    add_dependency(graph, first, second)?;
     Ok(graph)
+}
+
+fn turned() -> Status<(CUgraph, [CUgraphNode; 2])> {
+    let graph = create()?;
+    let nodes = [empty(graph)?, empty(graph)?];
+    add_dependency(graph, nodes[0], nodes[1])?;
+    Ok((graph, nodes))
 }
 
 /// What a kernel writes.
@@ -182,6 +199,7 @@ impl Graphs {
             inner_seed: INNER_SEED,
             fills: true,
             cycle: cycle()?,
+            turned: turned()?,
             round: 0,
         };
         let captured = graphs.capture()?;
@@ -351,12 +369,16 @@ impl Graphs {
         let (nodes, data) = (null_mut::<CUgraphNode>(), null_mut::<CUgraphEdgeData>());
         let of = self.cycle;
         cu!(cuGraphGetEdges_v2, of, nodes, nodes, data, &mut circle).ok()?;
+        let (of, turned) = self.turned;
+        let (mut listed, mut two) = ([CUgraphNode::NULL; 2], 2usize);
+        cu!(cuGraphGetNodes, of, listed.as_mut_ptr(), &mut two).ok()?;
         let mut params = CUDA_KERNEL_NODE_PARAMS::default();
         cu!(cuGraphKernelNodeGetParams_v2, self.nodes[0], &mut params).ok()?;
         let all = self.nodes.iter().all(|node| found[..count].contains(node));
         let function = params.function == self.fill.0;
         let behind = edges == 1 && behind[0] == self.nodes[1];
-        Ok(count == 3 && all && behind && circle == 2 && function)
+        let in_order = two == 2 && listed == turned;
+        Ok(count == 3 && all && behind && circle == 2 && in_order && function)
     }
 
     /// Looks at everything, then changes it.

@@ -1079,27 +1079,29 @@ fn fill(
     let mut bodies: Vec<Vec<Contents>> = Vec::new();
     bodies.resize_with(template.nodes.len(), Vec::new);
     let mut nodes = vec![CUgraphNode::NULL; template.nodes.len()];
-    // In a graph with a cycle all nodes come before their dependencies.
-    let order = template.order();
-    let is_cyclic = order.is_none();
     let mut later = Vec::new();
-    for at in order.unwrap_or_else(|| (0..nodes.len()).collect()) {
+    for at in template.order() {
         let node = template.nodes.get(at).ok_or(CUDA_ERROR_INVALID_VALUE)?;
         let refused = |error: &CallError| {
             tracing::warn!(at, node.kind, %error, "a node of a graph cannot be made again");
         };
-        let (mut behind, mut edges) = (Vec::new(), Vec::new());
+        let (mut behind, mut edges, mut places) = (Vec::new(), Vec::new(), Vec::new());
         for (on, data) in &node.dependencies {
             let made = nodes.get(*on as usize).copied();
             let edge = CUgraphEdgeData::read_from_bytes(data);
-            let edge = edge.map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
-            let made = made.ok_or(CUDA_ERROR_INVALID_VALUE)?;
-            if is_cyclic {
-                later.push((*on as usize, at, edge));
-            } else {
-                behind.push(made);
-                edges.push(edge);
-            }
+            edges.push(edge.map_err(|_| CUDA_ERROR_INVALID_VALUE)?);
+            behind.push(made.ok_or(CUDA_ERROR_INVALID_VALUE)?);
+            places.push(*on as usize);
+        }
+        // All of them later, so that they keep their order.
+        if behind.iter().any(|node| node.is_null()) {
+            behind.clear();
+            later.extend(
+                places
+                    .into_iter()
+                    .zip(edges.drain(..))
+                    .map(|(on, edge)| (on, at, edge)),
+            );
         }
         let mut inner = CUgraph::NULL;
         let mut described = match &node.inside {
