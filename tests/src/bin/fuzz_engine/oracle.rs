@@ -284,6 +284,16 @@ impl Oracle {
         self.take_events()
     }
 
+    /// A session did nothing for long. An error, unless the context is lost: a session at rest then waits for the next
+    /// server, of which there is none here.
+    pub fn note_stuck(&mut self, what: &str) -> anyhow::Result<()> {
+        self.take_events()?;
+        if self.lost {
+            return Ok(());
+        }
+        Err(self.hung(what))
+    }
+
     /// Orders a session's memory to host memory, or back; it may be busy for a few milliseconds.
     pub fn move_memory(&self, session: u64, out: bool) {
         self.engine.move_memory(MoveMemory {
