@@ -19,8 +19,19 @@ pub(super) struct Later {
     /// `None`: never.
     at: Option<Instant>,
     pause: Duration,
-    /// Whether all clients of the answer so far can move; `None` before the first part.
-    all_can: Option<bool>,
+    answer: Answer,
+}
+
+/// The answer to a query so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Answer {
+    /// None is expected. A server may report without a query.
+    #[default]
+    Unasked,
+    /// No client yet.
+    Empty,
+    /// Whether all clients so far can move.
+    Clients(bool),
 }
 
 impl Later {
@@ -36,17 +47,19 @@ impl Later {
             return false;
         }
         self.at = now.checked_add(self.pause);
-        self.all_can = None;
+        self.answer = Answer::Empty;
         true
     }
 
     /// Adds a part of an answer: the bonds of some clients. Returns whether all clients can move, once it is complete.
     fn hear(&mut self, clients: &[Option<Bonds>], last: bool) -> bool {
         let can = clients.iter().all(|bonds| bonds.is_some_and(can_move));
-        if !clients.is_empty() || self.all_can.is_some() {
-            self.all_can = Some(self.all_can.unwrap_or(true) && can);
-        }
-        last && self.all_can.take() == Some(true)
+        self.answer = match self.answer {
+            Answer::Empty if !clients.is_empty() => Answer::Clients(can),
+            Answer::Clients(before) => Answer::Clients(before && can),
+            before => before,
+        };
+        last && std::mem::take(&mut self.answer) == Answer::Clients(true)
     }
 
     fn note_attempt(&mut self, now: Instant) {
@@ -117,6 +130,13 @@ impl Servers {
 mod tests {
     use super::*;
 
+    fn asked() -> Later {
+        let mut later = Later::default();
+        later.begin(Duration::ZERO);
+        assert!(later.is_due(Instant::now()));
+        later
+    }
+
     #[test]
     fn a_server_is_replaced_once_all_its_clients_can_move() {
         let free = Some(Bonds::default());
@@ -130,12 +150,13 @@ mod tests {
             (&[&[None]], false),
             (&[&[]], false),
         ] {
-            let mut later = Later::default();
+            let mut later = asked();
             let (last, first) = parts.split_last().expect("parts");
             assert!(first.iter().all(|part| !later.hear(part, false)));
             assert_eq!(later.hear(last, true), can, "{parts:?}");
-            assert!(later.all_can.is_none());
+            assert!(!later.hear(&[free], true));
         }
+        assert!(!Later::default().hear(&[free], true));
     }
 
     #[test]

@@ -90,6 +90,15 @@ struct Mapped {
     physical: Arc<Physical>,
 }
 
+/// A holder of physical memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Holder {
+    /// A mapping, by its first address.
+    Mapping(u64),
+    /// A handle.
+    Handle(u64),
+}
+
 /// The effects of an unmapping.
 #[derive(Debug)]
 pub struct Unmapped {
@@ -107,6 +116,8 @@ pub struct VirtualMemory {
     /// Physical memory by handle.
     pub allocations: Slots<Allocation>,
     mappings: BTreeMap<u64, Mapped>,
+    /// All mappings and handles, by the key of their memory.
+    holders: BTreeSet<(u64, Holder)>,
     /// Charges for released memory that exported descriptors may still hold.
     exported: Vec<(Memory, Charge)>,
 }
@@ -118,6 +129,7 @@ impl Default for VirtualMemory {
             reserved: 0,
             allocations: Slots::new(Kind::Allocation, bounds::ALLOCATIONS),
             mappings: BTreeMap::new(),
+            holders: BTreeSet::new(),
             exported: Vec::new(),
         }
     }
@@ -264,15 +276,16 @@ impl VirtualMemory {
         raw: CUmemGenericAllocationHandle,
         physical: Arc<Physical>,
     ) -> Result<(), CUresult> {
+        let key = physical.key;
         let allocation = Allocation {
             raw,
-            retained: handle != physical.key,
+            retained: handle != key,
             physical,
         };
-        self.allocations
-            .insert(handle, allocation)
-            .map(drop)
-            .map_err(|(status, _)| status)
+        let inserted = self.allocations.insert(handle, allocation);
+        inserted.map_err(|(status, _)| status)?;
+        self.holders.insert((key, Holder::Handle(handle)));
+        Ok(())
     }
 
     /// Another driver's handle of the memory that was created or imported with this one, also if that is released.
@@ -284,20 +297,29 @@ impl VirtualMemory {
         gpu: &Gpu,
         key: u64,
     ) -> Result<(CUmemGenericAllocationHandle, Arc<Physical>), CUresult> {
+        let (holder, physical) = self.held(key).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         let mut raw = CUmemGenericAllocationHandle::NULL;
-        let mut mappings = self.mappings.iter();
-        if let Some((start, mapped)) = mappings.find(|(_, mapped)| mapped.physical.key == key) {
-            gpu.driver.memory.mem_retain(&mut raw, *start)?;
-            return Ok((raw, mapped.physical.clone()));
+        match holder {
+            Holder::Mapping(start) => gpu.driver.memory.mem_retain(&mut raw, start)?,
+            Holder::Handle(handle) => {
+                let descriptor = export(&gpu.driver, self.allocations.get(handle)?.raw)?;
+                let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+                let number = descriptor.as_raw_fd() as usize;
+                gpu.driver.memory.mem_import(&mut raw, number, kind)?;
+            }
         }
-        let mut allocations = self.allocations.iter();
-        let found = allocations.find(|one| one.physical.key == key);
-        let found = found.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-        let descriptor = export(&gpu.driver, found.raw)?;
-        let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        let number = descriptor.as_raw_fd() as usize;
-        gpu.driver.memory.mem_import(&mut raw, number, kind)?;
-        Ok((raw, found.physical.clone()))
+        Ok((raw, physical.clone()))
+    }
+
+    /// The memory with this key, and one of its holders: a mapping, if there is one.
+    fn held(&self, key: u64) -> Option<(Holder, &Arc<Physical>)> {
+        let mut holders = self.holders.range((key, Holder::Mapping(0))..);
+        let (_, holder) = *holders.next().filter(|(of, _)| *of == key)?;
+        let physical = match holder {
+            Holder::Mapping(start) => &self.mappings.get(&start)?.physical,
+            Holder::Handle(handle) => &self.allocations.get(handle).ok()?.physical,
+        };
+        Some((holder, physical))
     }
 
     /// Restores a handle that an earlier server had retained from a mapping of the memory with this key.
@@ -335,9 +357,7 @@ impl VirtualMemory {
 
     /// Notes that the memory with this key was exported.
     pub fn note_exported(&self, key: u64) {
-        let handles = self.allocations.iter().map(|one| &one.physical);
-        let mapped = self.mappings.values().map(|mapped| &mapped.physical);
-        for physical in handles.chain(mapped).filter(|one| one.key == key) {
+        if let Some((_, physical)) = self.held(key) {
             physical.note_exported();
         }
     }
@@ -434,6 +454,7 @@ impl VirtualMemory {
                     let _ = physical.charge.lock().resize(bytes);
                 }
             })?;
+        self.holders.insert((physical.key, Holder::Mapping(start)));
         self.mappings.insert(
             start,
             Mapped {
@@ -460,6 +481,8 @@ impl VirtualMemory {
         };
         for at in &gone.mappings {
             if let Some(mapped) = self.mappings.remove(at) {
+                self.holders
+                    .remove(&(mapped.physical.key, Holder::Mapping(*at)));
                 gone.physical.extend(self.let_go(mapped.physical));
             }
         }
@@ -519,6 +542,8 @@ impl VirtualMemory {
             .allocations
             .remove(handle)
             .map_err(|_| CUDA_ERROR_INVALID_VALUE)?;
+        let held = (allocation.physical.key, Holder::Handle(handle));
+        self.holders.remove(&held);
         let released = gpu.driver.mem_release(allocation.raw);
         let gone = self.let_go(allocation.physical);
         released.map(|()| gone)
@@ -526,9 +551,7 @@ impl VirtualMemory {
 
     /// Returns all physical memory of the session, by the handles with which it was created.
     pub fn keys(&self) -> BTreeSet<u64> {
-        let handles = self.allocations.iter().map(|one| one.physical.key);
-        let mapped = self.mappings.values().map(|mapped| mapped.physical.key);
-        handles.chain(mapped).collect()
+        self.holders.iter().map(|(key, _)| *key).collect()
     }
 
     /// Unmaps and releases everything; no work may be in flight.
@@ -539,6 +562,7 @@ impl VirtualMemory {
                 gpu.note_status(status);
             }
         };
+        self.holders.clear();
         for (start, mapped) in std::mem::take(&mut self.mappings) {
             note(
                 "cuMemUnmap",
