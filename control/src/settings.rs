@@ -272,8 +272,9 @@ pub const TABLE: &[Setting] = &[
         key: Some("move_later"),
         default: "60",
         meaning: "Seconds, at most 86,400. Clients that `restart_server` has left with the old server, because they could not \
-                  move, move by themselves as soon as all of them can: the daemon looks after this time, and then again and \
-                  again. 0: only another `restart_server` moves them. Read by the daemon.",
+                  move, move by themselves once all of them can: the daemon checks this often. After each attempt that \
+                  fails, it waits twice as long as before, up to an hour. 0: only another `restart_server` moves them. Read by \
+                  the daemon.",
     },
     Setting {
         name: QUARANTINE,

@@ -175,9 +175,9 @@ impl Template {
         }
     }
 
-    /// The order in which to create the nodes: theirs, with the leaves of a capture last, in the order of their capture.
-    /// The driver treats this order as significant when it updates an instance. A node may come before its dependencies:
-    /// `cuGraphAddDependencies` added them when it was there.
+    /// The order in which to create the nodes: that of the list, but with the leaves of a capture last, in the order of
+    /// their capture. The driver treats this order as significant when it updates an instance. A node may come before its
+    /// dependencies, if `cuGraphAddDependencies` added them later.
     pub fn order(&self) -> Vec<usize> {
         let count = self.nodes.len();
         let dependencies = self.nodes.iter().flat_map(|node| &node.dependencies);

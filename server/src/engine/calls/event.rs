@@ -7,7 +7,9 @@ use crate::engine::calls::capture::look_whether_captures;
 use crate::engine::calls::stream::mark_failed;
 use crate::engine::objects::events::Event;
 use crate::engine::objects::held::Awaited;
-use crate::engine::objects::shared_events::session::describe_shared_event;
+use crate::engine::objects::shared_events::session::{
+    describe_first_record, describe_shared_event,
+};
 use crate::engine::objects::shared_events::{Record, SharedEvent, Standing, Taken};
 use crate::engine::objects::streams::Role;
 use crate::engine::objects::times::Time;
@@ -81,10 +83,7 @@ pub fn event_record(
     match event.shared.clone() {
         Some(of_several) if !external => {
             session.note_work_of_several(Op::EventRecord);
-            // Before others can wait for the record.
-            if !session.objects.events.get(body.event)?.recorded {
-                describe_shared_event(session, body.event, true);
-            }
+            describe_first_record(session, body.event);
             let ticket = match session.inbox.held.taken.take() {
                 Some(Taken::Record(ticket)) => Some(ticket),
                 _ => None,

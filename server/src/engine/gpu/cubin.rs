@@ -16,6 +16,7 @@ use object::{
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashSet};
+use std::ops::Range;
 
 /// The largest code that is analyzed, bytes.
 const MAX_CODE: u64 = 1 << 30;
@@ -36,7 +37,8 @@ pub struct Entry<'a> {
 pub const ELF: &[u8] = b"\x7fELF";
 /// The ELF machine of a cubin.
 pub const EM_CUDA: u16 = 190;
-const FATBIN: u32 = 0xBA55_ED50;
+/// The first bytes of a fatbin.
+pub const FATBIN: [u8; 4] = 0xBA55_ED50u32.to_le_bytes();
 /// Minimum sizes of the headers of a fatbin and of an entry, bytes. They guarantee progress through any image.
 const HEADER: usize = 16;
 const ENTRY: usize = 64;
@@ -93,16 +95,20 @@ impl Budget {
     }
 }
 
+/// Where the entries of a fatbin are, which ends with them; `None` if its header is not sound.
+pub fn entries_at(fatbin: &[u8]) -> Option<Range<usize>> {
+    let header = u16::from_le_bytes(field(fatbin, 6)?) as usize;
+    let len = u64::from_le_bytes(field(fatbin, 8)?) as usize;
+    let range = header..header.checked_add(len)?;
+    (header >= HEADER && range.end <= fatbin.len()).then_some(range)
+}
+
 /// The entries of a fatbin, or of several concatenated ones.
 pub fn entries(mut bytes: &[u8]) -> Option<Vec<Entry<'_>>> {
     let mut found = Vec::new();
-    while bytes.len() >= HEADER && field(bytes, 0).map(u32::from_le_bytes) == Some(FATBIN) {
-        let header = u16::from_le_bytes(field(bytes, 6)?) as usize;
-        let len = u64::from_le_bytes(field(bytes, 8)?) as usize;
-        if header < HEADER {
-            return None;
-        }
-        let mut inside = bytes.get(header..header.checked_add(len)?)?;
+    while bytes.len() >= HEADER && bytes.starts_with(&FATBIN) {
+        let range = entries_at(bytes)?;
+        let mut inside = bytes.get(range.clone())?;
         while inside.len() >= ENTRY {
             work::count(ENTRY);
             let head = u32::from_le_bytes(field(inside, 4)?) as usize;
@@ -128,7 +134,7 @@ pub fn entries(mut bytes: &[u8]) -> Option<Vec<Entry<'_>>> {
             });
             inside = &inside[head + size..];
         }
-        bytes = &bytes[header + len..];
+        bytes = &bytes[range.end..];
     }
     Some(found)
 }
@@ -415,6 +421,13 @@ pub fn keeps_nothing(image: &[u8], arch: u32) -> bool {
 
 /// Functions of the driver's whose addresses a kernel does not store.
 const HARMLESS: [&str; 3] = ["__assertfail", "vprintf", "cudaGraphSetConditional"];
+/// Functions of the driver's that allocate memory, and free it.
+const ALLOCATING: [&str; 2] = ["malloc", "free"];
+
+/// Whether a symbol is a function that the driver provides.
+pub fn is_of_driver(name: &str) -> bool {
+    HARMLESS.contains(&name) || ALLOCATING.contains(&name)
+}
 
 /// Whether the kernels of a cubin store no addresses in memory that become invalid when it is reloaded elsewhere. The
 /// functions whose addresses it uses (as for virtual function tables), or that the driver provides (as for memory that
@@ -839,7 +852,7 @@ mod tests {
     fn fatbin(text: &[u8], flags: u64, whole: usize, kind: u16, arch: u32) -> Vec<u8> {
         let size = text.len().next_multiple_of(8);
         let mut bytes = vec![0; 16 + 64];
-        bytes[..4].copy_from_slice(&FATBIN.to_le_bytes());
+        bytes[..4].copy_from_slice(&FATBIN);
         bytes[6..8].copy_from_slice(&16u16.to_le_bytes());
         bytes[8..16].copy_from_slice(&(64 + size as u64).to_le_bytes());
         let entry = &mut bytes[16..];
@@ -1072,7 +1085,7 @@ mod tests {
         };
         let empty_fatbin = {
             let mut bytes = vec![0; HEADER];
-            bytes[..4].copy_from_slice(&FATBIN.to_le_bytes());
+            bytes[..4].copy_from_slice(&FATBIN);
             bytes
         };
         for end in [empty_entry, empty_fatbin] {

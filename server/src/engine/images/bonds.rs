@@ -1,6 +1,6 @@
 //! The device code of files, and how it binds a program to its server.
 
-use crate::engine::gpu::cubin::{EM_CUDA, Entry, KIND_TEXT, entries, leaves};
+use crate::engine::gpu::cubin::{EM_CUDA, Entry, FATBIN, KIND_TEXT, entries, entries_at, leaves};
 use crate::engine::images::variables::written_bytes;
 use memchr::memmem;
 use object::Endianness;
@@ -43,26 +43,16 @@ pub fn images_of(file: &[u8]) -> Vec<&[u8]> {
 }
 
 fn fatbins_in(mut rest: &[u8]) -> Vec<&[u8]> {
-    let magic = 0xba55_ed50u32.to_le_bytes();
     let mut found = Vec::new();
-    while let Some(at) = memmem::find(rest, &magic) {
+    while let Some(at) = memmem::find(rest, &FATBIN) {
         rest = &rest[at..];
-        let lens = (rest.get(6..8), rest.get(8..16));
-        let (Some(&[low, high]), Some(len)) = lens else {
-            break;
-        };
-        let len = len
-            .iter()
-            .rev()
-            .fold(0u64, |sum, byte| sum << 8 | u64::from(*byte));
-        let whole = u64::from(u16::from_le_bytes([low, high])).checked_add(len);
-        let image = whole.and_then(|whole| rest.get(..usize::try_from(whole).ok()?));
+        let image = entries_at(rest).map(|range| &rest[..range.end]);
         match image.filter(|image| entries(image).is_some_and(|all| !all.is_empty())) {
             Some(image) => {
                 found.push(image);
                 rest = &rest[image.len()..];
             }
-            None => rest = &rest[magic.len()..],
+            None => rest = &rest[FATBIN.len()..],
         }
     }
     found

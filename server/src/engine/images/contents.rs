@@ -4,6 +4,7 @@ use crate::engine::base::bounds;
 use crate::engine::base::keeping::Keeping;
 use crate::engine::base::pinned::is_affordable;
 use crate::engine::base::rations::Holder;
+use crate::engine::gpu::cubin::{FATBIN, entries_at};
 use crate::engine::images::packs::{self, Pack, Slot};
 use crate::keeper::{self, Name};
 use mpsshim_api::cuda::*;
@@ -391,9 +392,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
 pub fn is_whole(bytes: &[u8]) -> bool {
     let whole = || -> Option<bool> {
         let len = bytes.len() as u64;
-        if bytes.starts_with(&0xBA55_ED50u32.to_le_bytes()) {
-            let header = u16_at(bytes, 6)?;
-            return Some(header >= 16 && header.checked_add(u64_at(bytes, 8)?)? <= len);
+        if bytes.starts_with(&FATBIN) {
+            return Some(entries_at(bytes).is_some());
         }
         if bytes.starts_with(b"\x7fELF") {
             let (sections, segments) = (u64_at(bytes, 0x28)?, u64_at(bytes, 0x20)?);

@@ -7,7 +7,9 @@
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::pinned::is_affordable;
 use crate::engine::gpu::Gpu;
-use crate::engine::gpu::cubin::{Budget, EM_CUDA, KIND_TEXT, Used, entries, is_constant};
+use crate::engine::gpu::cubin::{
+    Budget, EM_CUDA, KIND_TEXT, Used, entries, is_constant, is_of_driver,
+};
 use crate::engine::gpu::devices::Device;
 use crate::engine::gpu::footprint::{at_top, declarations, of_declaration, without_comments};
 use crate::engine::images::contents::{Content, Findings, Raw};
@@ -143,14 +145,6 @@ fn of_cubin(bytes: &[u8]) -> Option<Vec<Variable>> {
     const WRITE: u64 = object::elf::SHF_WRITE as u64;
     /// Flag in a symbol's `st_other`: the variable is managed, so its content lies elsewhere.
     const MANAGED: u8 = 4;
-    /// Symbols defined by the driver, without state in the image.
-    const SYSTEM: [&str; 5] = [
-        "vprintf",
-        "malloc",
-        "free",
-        "__assertfail",
-        "cudaGraphSetConditional",
-    ];
     let file = ElfFile64::<Endianness>::parse(bytes).ok()?;
     if file.elf_header().e_machine(file.endian()) != EM_CUDA {
         return None;
@@ -183,7 +177,7 @@ fn of_cubin(bytes: &[u8]) -> Option<Vec<Variable>> {
         let Some(index) = symbol.section_index() else {
             let name = symbol.name().ok()?;
             budget.spend(name.len() as u64)?;
-            let known = name.is_empty() || name.starts_with(".nv.") || SYSTEM.contains(&name);
+            let known = name.is_empty() || name.starts_with(".nv.") || is_of_driver(name);
             if symbol.is_undefined() && !known {
                 return None;
             }

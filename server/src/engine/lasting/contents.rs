@@ -36,7 +36,7 @@ pub fn take_files(session: u64, records: &[Record], left: &mut Left) -> Left {
 
 /// Name of the file that a record of contents names.
 pub fn name_in(session: u64, record: &Record) -> Option<Name> {
-    match record.state()? {
+    match record.state::<VariablesState>()? {
         VariablesState::File { generation, .. } => {
             let place = (record.key, record.op.into());
             Some(name_of(session, place, generation))
@@ -53,13 +53,13 @@ fn file_of(bytes: &[u8]) -> io::Result<OwnedFd> {
 
 /// Puts contents into a file of this generation, which the keeper holds. Returns the state of the record; `None` if there is
 /// no room.
-pub fn store(
+pub fn store<'a>(
     session: &Session,
     images: &ImageStore,
     place: (u64, u32),
     generation: u32,
-    contents: &Contents,
-) -> Option<VariablesState> {
+    contents: &'a Contents,
+) -> Option<VariablesState<&'a Contents>> {
     let bytes = postcard::to_stdvec(contents).ok()?;
     let name = name_of(session.shared.info.session, place, generation);
     let file = file_of(&bytes).inspect_err(|error| {

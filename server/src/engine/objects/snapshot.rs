@@ -94,9 +94,9 @@ pub enum Described {
 
 /// State of a record of contents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum VariablesState {
+pub enum VariablesState<C = Contents> {
     /// The contents.
-    Here(Contents),
+    Here(C),
     /// They are in a file, which the keeper holds.
     File {
         /// Of the file.

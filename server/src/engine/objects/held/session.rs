@@ -7,7 +7,7 @@ use crate::engine::base::call_error::CallError;
 use crate::engine::calls::alone::must_be_alone;
 use crate::engine::calls::{self, Undone};
 use crate::engine::gpu::host::read_word;
-use crate::engine::objects::shared_events::session::describe_shared_event;
+use crate::engine::objects::shared_events::session::describe_first_record;
 use crate::engine::objects::shared_events::{Record, Standing, Taken};
 use crate::engine::objects::trace::session::execute;
 use crate::engine::session::Session;
@@ -88,10 +88,9 @@ impl Session {
             return None;
         };
         let event = self.event_in(message)?;
-        let known = self.objects.events.get(event).ok()?;
-        let shared = known.shared.clone()?;
-        if message.op == Op::EventRecord && !known.recorded {
-            describe_shared_event(self, event, true);
+        let shared = self.objects.events.get(event).ok()?.shared.clone()?;
+        if message.op == Op::EventRecord {
+            describe_first_record(self, event);
         }
         Some(match message.op {
             Op::EventRecord => Taken::Record(shared.defer_record()),

@@ -3,6 +3,7 @@
 use super::Token;
 use crate::engine::base::description::{Description, Record};
 use crate::engine::base::kinds::Kind;
+use crate::engine::objects::events::Event;
 use crate::engine::session::{Session, SessionShared};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -42,6 +43,14 @@ pub fn describe_shared_event(session: &mut Session, handle: u64, recorded: bool)
         if session.lasting.kept {
             session.write_down(Record::of(Kind::SharedEvent, 0, handle, &state));
         }
+    }
+}
+
+/// Describes that the session records a shared event for the first time, before others can wait for the record.
+pub fn describe_first_record(session: &mut Session, handle: u64) {
+    let is_first = |event: &Event| event.shared.is_some() && !event.recorded;
+    if session.objects.events.get(handle).is_ok_and(is_first) {
+        describe_shared_event(session, handle, true);
     }
 }
 

@@ -267,7 +267,7 @@ impl Session {
         let bytes = bytes_of(&contents);
         let number = (place.0, u32::from(place.1));
         let (state, generation) = if (here + bytes) as u64 <= bounds::SAVED {
-            (VariablesState::Here(contents.clone()), None)
+            (VariablesState::Here(&contents), None)
         } else if (files + bytes) as u64 <= bounds::SAVED_IN_FILES {
             let generation = before.map_or(0, |before| before.wrapping_add(1));
             let stored = store(self, images, number, generation, &contents);

@@ -5,7 +5,7 @@ use crate::engine::base::description::Record;
 use crate::engine::base::kinds::Kind;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::gpu::Gpu;
-use crate::engine::objects::shared_events::session::describe_shared_event;
+use crate::engine::objects::shared_events::session::describe_first_record;
 use crate::engine::session::Session;
 use mpsshim_api::cuda::*;
 use mpsshim_model::bonds::Bonds;
@@ -31,14 +31,12 @@ pub fn note_recorded(session: &mut Session, handle: u64, captured: bool) -> Resu
 
 /// Records that a graph has a node that records this event.
 pub fn note_recorded_by_graphs(session: &mut Session, handle: u64) {
+    describe_first_record(session, handle);
     if let Ok(event) = session.objects.events.get_mut(handle) {
+        event.recorded = true;
         event.time.by_graphs = true;
-        let was_recorded = std::mem::replace(&mut event.recorded, true);
         if let Some(shared) = &event.shared {
             shared.note_by_graphs();
-            if !was_recorded {
-                describe_shared_event(session, handle, true);
-            }
         }
     }
 }
