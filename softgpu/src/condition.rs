@@ -1,7 +1,8 @@
 //! Conditional handles of graphs, and their values while an instance runs.
 
 use std::cell::RefCell;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 
 use mpsshim_api::cuda::*;
 use parking_lot::Mutex;
@@ -12,6 +13,25 @@ use crate::api::R;
 pub const IF: u32 = 0;
 pub const WHILE: u32 = 1;
 pub const SWITCH: u32 = 2;
+
+/// Lets a graph with conditional nodes run. With `SOFTGPU_LOOPS=fault`, two of them at a time end their context, as with a
+/// genuine driver (580.159.04).
+pub fn count(loops: &AtomicUsize) -> R<impl Drop> {
+    struct Running<'a>(&'a AtomicUsize);
+    impl Drop for Running<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+    static FAULTS: LazyLock<bool> =
+        LazyLock::new(|| std::env::var("SOFTGPU_LOOPS").is_ok_and(|value| value == "fault"));
+    let others = loops.fetch_add(1, Ordering::SeqCst);
+    let running = Running(loops);
+    match others {
+        1.. if *FAULTS => Err(CUDA_ERROR_LAUNCH_FAILED),
+        _ => Ok(running),
+    }
+}
 
 /// A conditional handle.
 struct Condition {

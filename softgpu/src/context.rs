@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::thread::ThreadId;
 
 use mpsshim_api::cuda::*;
@@ -34,6 +34,8 @@ pub struct Context {
     pub locks: DriverLocks,
     limits: Mutex<[usize; CU_LIMIT_MAX as usize]>,
     pub heap: Heap,
+    /// Graphs with conditional nodes that run.
+    pub loops: AtomicUsize,
     pub objects: Objects,
     /// Contexts whose memory it may use, by handle.
     peers: Mutex<HashSet<u64>>,
@@ -98,6 +100,7 @@ impl Context {
             locks: DriverLocks::new(STACK_LIMIT as u32),
             peers: Mutex::default(),
             heap: Heap::default(),
+            loops: AtomicUsize::new(0),
             objects: Objects::default(),
             limits: Mutex::new([STACK_LIMIT, 1 << 20, 8 << 20, 2, 2048, 128, 0, 0, 0, 0]),
         });

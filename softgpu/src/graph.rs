@@ -1301,7 +1301,11 @@ fn launch(exec_: u64, stream: CUstream, own: bool) -> R<()> {
     let bodies = exec.bodies.lock().clone();
     let values = Arc::clone(&exec.values);
     let records = Records::of(&work);
+    let has_loops = { work.iter() }.any(|(_, does, _)| matches!(does, Does::Conditional(_)));
     stream.submit(&context, move |context| {
+        let _running = has_loops
+            .then(|| condition::count(&context.loops))
+            .transpose()?;
         values.reset();
         condition::run_with(&values, || {
             for (node, record) in work.iter().zip(&records.0) {

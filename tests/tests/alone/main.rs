@@ -4,6 +4,7 @@
 mod fuzz;
 mod gate;
 mod kills;
+mod kinds;
 mod many_clients;
 mod many_threads;
 mod never_ending;

@@ -564,6 +564,23 @@ fn graphs_with_conditional_nodes_go_on_as_they_were() {
 }
 
 #[test]
+fn graphs_with_conditional_nodes_of_several_clients_do_not_run_at_a_time() {
+    // Otherwise the driver ends their context.
+    let place = daemon_with(&[("SOFTGPU_LOOPS", "fault")]);
+    let survivors: Vec<Survivor> = (0..4).map(|_| Survivor::start(&place)).collect();
+    std::thread::scope(|scope| {
+        for mut survivor in survivors {
+            scope.spawn(move || {
+                for round in 1..=40 {
+                    assert_eq!(survivor.ask("loop"), format!("looped {round}"));
+                }
+                survivor.end();
+            });
+        }
+    });
+}
+
+#[test]
 fn pools_and_memory_allocated_from_them_go_on_as_they_were() {
     go_on_as_they_were("pool", "pooled");
 }

@@ -6,6 +6,7 @@
 //! occurs by itself, and from the gate ([`crate::engine::threads::gate`]), where clients wait for them. Overdue calls
 //! of the undertaker wait at the gate too.
 
+use crate::engine::base::loops::Loops;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 use std::time::Duration;
@@ -36,6 +37,8 @@ pub struct Calm {
     /// The session that has started to work, or wanted to, since the last quiescent point began: its number, [`NOBODY`]
     /// or [`SEVERAL`].
     workers: AtomicU64,
+    /// Sessions whose graphs have conditional nodes.
+    pub loops: Loops,
 }
 
 /// [`Calm::workers`]: no session. Sessions count from 1.
@@ -154,7 +157,7 @@ impl Calm {
     /// Whether clients wait for a quiescent point.
     #[inline]
     pub fn is_urgent(&self) -> bool {
-        self.gate_waits.load(Ordering::Relaxed)
+        self.gate_waits.load(Ordering::Relaxed) || self.loops.waits()
     }
     /// Whether sessions that are polled anyway should report if they have work in flight.
     #[inline]

@@ -137,6 +137,17 @@ impl Template {
             && layers.iter().zip(&others).all(is_same_layer)
     }
 
+    /// Whether the other template has nodes of the same kinds with the same dependencies at the same positions.
+    pub fn has_shape_of(&self, other: &Template) -> bool {
+        let (nodes, others) = (self.all_nodes(), other.all_nodes());
+        let is_like = |(one, other): (&&Node, &&Node)| {
+            let on =
+                |node: &Node| -> Vec<u32> { node.dependencies.iter().map(|(on, _)| *on).collect() };
+            one.kind == other.kind && on(one) == on(other)
+        };
+        nodes.len() == others.len() && nodes.iter().zip(&others).all(is_like)
+    }
+
     /// Whether another template has the same nodes, at other positions.
     fn has_same_nodes(&self, other: &Template, place: impl Fn(u32) -> Option<u32>) -> bool {
         let is_same_node = |(at, node): (u32, &Node)| {

@@ -59,7 +59,8 @@ pub enum Answer {
 }
 
 impl State {
-    fn ask(&mut self, session: u64, uid: u32, now: Instant) -> Answer {
+    /// `patience`: after this time, a session continues beside another one of the same user.
+    fn ask_for(&mut self, (session, uid): (u64, u32), patience: Duration, now: Instant) -> Answer {
         let fresh = |waiter: &Waiter| now.duration_since(waiter.asked) < FRESH;
         let other = self
             .waiter
@@ -92,7 +93,7 @@ impl State {
                     asked: now,
                 });
                 let is_akin = holder.is_some_and(|holder| holder.uid == uid);
-                if !is_akin || now.duration_since(began) < PATIENCE {
+                if !is_akin || now.duration_since(began) < patience {
                     return Answer::Waits;
                 }
                 self.last = None;
@@ -105,6 +106,10 @@ impl State {
         }
     }
 
+    fn ask(&mut self, session: u64, uid: u32, now: Instant) -> Answer {
+        self.ask_for((session, uid), PATIENCE, now)
+    }
+
     fn leave(&mut self, session: u64) {
         self.holder = self.holder.filter(|holder| holder.session != session);
         self.waiter = self.waiter.filter(|waiter| waiter.session != session);
@@ -115,6 +120,12 @@ impl GraphTurns {
     /// Requests the turn for a session.
     pub fn ask(&self, session: u64, uid: u32) -> Answer {
         self.0.lock().ask(session, uid, Instant::now())
+    }
+
+    /// Requests the turn for a session that continues beside another one, of whichever user, after this time.
+    pub fn ask_any(&self, session: u64, patience: Duration) -> Answer {
+        let mut state = self.0.lock();
+        state.ask_for((session, 0), patience, Instant::now())
     }
 
     /// Releases the session's turn.

@@ -17,6 +17,7 @@ pub mod jit;
 pub mod journal;
 pub mod keeping;
 pub mod kinds;
+pub mod loops;
 pub mod machine;
 pub mod memory_file;
 pub mod moment;

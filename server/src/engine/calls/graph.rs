@@ -6,6 +6,7 @@
 
 mod described;
 pub(super) mod exec;
+pub mod loops;
 pub(super) mod node;
 pub mod saved;
 pub(super) mod shown;

@@ -280,19 +280,39 @@ impl Origin {
         templates.any(Template::calls_or_waits)
     }
 
-    /// The content after an update from the graph of `now`; `None` if that is not known.
+    /// The content after an update from the graph of `now`; `None` if that is not known. Nodes that are disabled stay so, as
+    /// natively.
     fn updated_from(self, now: Origin) -> Option<Origin> {
         if self.graph == 0 || self.graph == now.graph {
-            let graph = self.graph;
-            return Some(Origin { graph, ..now });
+            return Some(Origin {
+                graph: self.graph,
+                disabled: self.disabled_in(&now.read)?,
+                ..now
+            });
         }
         let is_conditional = self.read.template.is_conditional();
         (!is_conditional).then(|| Origin {
             read: self.read,
             graph: self.graph,
+            disabled: self.disabled,
             updated: Some(now.read.template.clone()),
             ..now
         })
+    }
+
+    /// The disabled nodes by their positions in another reading: of the same graph, or of one with nodes of the same kinds and
+    /// dependencies in the same order. `None` if that cannot be told.
+    fn disabled_in(&self, now: &Read) -> Option<BTreeSet<u32>> {
+        if self.disabled.is_empty() {
+            return Some(BTreeSet::new());
+        }
+        if self.graph == 0 {
+            let same = self.read.template.has_shape_of(&now.template);
+            return same.then(|| self.disabled.clone());
+        }
+        let nodes = self.read.nodes();
+        let place_of = |place: &u32| now.places.get(nodes.get(place)?).copied();
+        self.disabled.iter().map(place_of).collect()
     }
 }
 
@@ -382,6 +402,8 @@ pub struct Exec {
     pub origin: Option<Origin>,
     /// Whether its launch may call the client or operate on words in memory, which must not happen twice.
     pub calls_or_waits: bool,
+    /// Whether it has conditional nodes.
+    pub is_conditional: bool,
     /// Whether the session's description contains it in its current state.
     pub written: bool,
 }

@@ -9,6 +9,7 @@ use crate::engine::base::call::Incoming;
 use crate::engine::base::graph_turns::session::end_graph_turn;
 use crate::engine::base::printing::session::stop_printing;
 use crate::engine::calls::alone::must_be_alone;
+use crate::engine::calls::graph::loops::end_loop_turn;
 use crate::engine::calls::memory::finish_releases;
 use crate::engine::calls::pool::trim_pools;
 use crate::engine::calls::stream::reap_streams;
@@ -344,6 +345,9 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     }
     if is_evicted(session) && !session.shared.is_to_rest(shared.fate.attempt()) {
         return visit_evicted(session);
+    }
+    if session.flow.loops.has {
+        end_loop_turn(session, &shared.gpu);
     }
     let mut wrote = false;
     if !session.shared.is_to_rest(shared.fate.attempt()) {

@@ -173,6 +173,7 @@ fn can_park(session: &mut Session, shared: &Shared) -> bool {
         && !session.objects.pools.is_untrimmed()
         && !prints(session)
         && !session.flow.has_graph_turn
+        && !session.flow.loops.has
         && session.snapshot_pause().is_none()
         && session.flow.room_at.is_none()
         && session.shared.header().sleeping.0.load(Ordering::Relaxed) == 0

@@ -12,6 +12,7 @@ use crate::engine::base::printing::session::surrender_printing;
 use crate::engine::base::side::Side;
 use crate::engine::calls::array::take_arrays;
 use crate::engine::calls::capture::abandon_captures;
+use crate::engine::calls::graph::loops::leave_loop_turn;
 use crate::engine::calls::module::forget_offer;
 use crate::engine::images::instances::Image;
 use crate::engine::lasting::contents::forget_files;
@@ -168,6 +169,7 @@ fn release(shared: &Arc<Shared>, mut session: Session, uncounted: bool) {
     session.enter();
     surrender_printing(&mut session, &shared.gpu);
     leave_graph_turn(&mut session, &shared.gpu);
+    leave_loop_turn(&mut session, &shared.gpu);
     for (device, stream) in session.objects.helpers.drain(..) {
         let _ = shared.gpu.devices[device].make_current(&shared.gpu.driver);
         let _ = shared.gpu.driver.context.stream_destroy(stream);

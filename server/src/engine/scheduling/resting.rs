@@ -6,6 +6,7 @@
 
 use crate::engine::base::graph_turns::session::end_graph_turn;
 use crate::engine::base::printing::session::stop_printing;
+use crate::engine::calls::graph::loops::end_loop_turn;
 use crate::engine::calls::memory::finish_releases;
 use crate::engine::calls::stream::reap_streams;
 use crate::engine::images::packs;
@@ -438,6 +439,7 @@ fn rest_as_far_as_possible(session: &mut Session, shared: &Shared, number: u64) 
 pub fn finish_work(session: &mut Session, shared: &Shared) -> Option<Visit> {
     stop_printing(session, &shared.gpu);
     end_graph_turn(session, &shared.gpu);
+    end_loop_turn(session, &shared.gpu);
     reap_streams(session, shared);
     finish_releases(session, shared);
     if shared.gpu.calm(session.side).is_wanted() && session.shared.at_work.load(Ordering::Relaxed) {

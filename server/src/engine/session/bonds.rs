@@ -152,7 +152,7 @@ impl Lasting {
 impl Flow {
     /// Bonds of turns that the session holds.
     fn bonds(&self, to: Destination) -> Bonds {
-        let has_turn = to == Destination::Annex && self.has_graph_turn;
+        let has_turn = to == Destination::Annex && (self.has_graph_turn || self.loops.has);
         when(Bonds::PRINTS, self.printed.holds).with(Bonds::GRAPHS, has_turn)
     }
 }

@@ -11,7 +11,7 @@ use crate::engine::objects::activity::{Counts, Quiet};
 use crate::engine::objects::marks::Marks;
 use crate::engine::objects::runs::Planned;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Whether a session has a context of its own, for the heap of its kernels ([`crate::engine::base::owners`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,6 +46,30 @@ impl OwnContext {
     }
 }
 
+/// A session's turn with graphs that have conditional nodes ([`crate::engine::base::loops`]).
+#[derive(Debug, Default)]
+pub struct LoopTurn {
+    /// It has the turn, or continues beside the session that has it.
+    pub has: bool,
+    /// It holds back the others.
+    pub hold: Option<LoopHold>,
+    /// Handle of the stream of its last such graph, if that may be in flight.
+    pub stream: Option<u64>,
+    /// Since when it has waited for that graph, to launch one in another stream.
+    pub waits: Option<Instant>,
+}
+
+/// Since when a session has held back the others, and whether it has launched its graph.
+#[derive(Clone, Copy, Debug)]
+pub struct LoopHold {
+    /// The last change.
+    pub since: Instant,
+    /// Longest time until the next change.
+    pub most: Duration,
+    /// Its graph is launched.
+    pub launched: bool,
+}
+
 /// Progress of a session.
 #[derive(Debug)]
 pub struct Flow {
@@ -67,6 +91,8 @@ pub struct Flow {
     pub printed: Printed,
     /// It has the turn of graphs that allocate memory, or continues beside the session that has it.
     pub has_graph_turn: bool,
+    /// Its turn with graphs that have conditional nodes.
+    pub loops: LoopTurn,
     /// Since when a message has been waiting for memory that the client has freed.
     pub short_since: Option<Instant>,
     /// Since when a message has been waiting until pinned memory of the user's is unregistered.
@@ -120,6 +146,7 @@ impl Flow {
             marks: Marks::default(),
             printed: Printed::default(),
             has_graph_turn: false,
+            loops: LoopTurn::default(),
             short_since: None,
             short_of_pinned_since: None,
             had_kernel: None,

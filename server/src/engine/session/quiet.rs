@@ -44,7 +44,9 @@ impl Session {
     /// Whether submissions of the session are held back. At its own quiescent point it may submit.
     #[inline]
     pub fn is_hushed(&self, gpu: &Gpu) -> bool {
-        gpu.calm(self.side).is_hushed() && self.flow.moment.is_none()
+        let calm = gpu.calm(self.side);
+        let held_back = || calm.loops.holds_back(self.shared.info.session);
+        (calm.is_hushed() || held_back()) && self.flow.moment.is_none()
     }
 
     /// Called before the session's thread does something long without submitting: publishes the last point of each

@@ -125,6 +125,10 @@ impl Constants {
             && self.ends_with_its_module()?
             && Constants::ends_with_its_library()?
             && Constants::ends_with_its_context()?;
+        if !right {
+            // A lost context has another status than the expected ones, too.
+            cu!(cuCtxSynchronize).ok()?;
+        }
         Ok(right.then_some(self.rounds))
     }
 

@@ -302,9 +302,9 @@ impl Graphs {
         Ok([first, second, third])
     }
 
-    /// Updates the instance by another graph than its own.
+    /// Updates the instance by another graph than its own. A node that is disabled stays so.
     fn update(&mut self) -> Status {
-        (self.inner_seed, self.fills) = (self.round + 20, true);
+        self.inner_seed = self.round + 20;
         let other = create()?;
         self.add_nodes(other)?;
         let mut info = CUgraphExecUpdateResultInfo::default();
@@ -394,7 +394,7 @@ impl Graphs {
             seed: self.seed,
             rounds: 5,
         };
-        if self.round.is_multiple_of(3) {
+        if self.round.is_multiple_of(6) {
             let graph_too = |params: &CUDA_KERNEL_NODE_PARAMS| {
                 cu!(
                     cuGraphKernelNodeSetParams_v2,

@@ -50,6 +50,9 @@
 //! - `large BYTES`: has a kernel write to a variable with so many bytes; `touched`.
 //!
 //! A call that fails ends the program: the status is printed, and the exit status is 1. Wrong content ends it with status 2.
+//!
+//! With arguments, a number of times and lists of commands with `;` between them, it reads nothing: each list is carried out
+//! so many times in a thread of its own, all in one context.
 
 mod constants;
 mod exported;
@@ -572,7 +575,8 @@ fn say(line: &str) {
     let _ = io::stdout().flush();
 }
 
-fn run() -> Status<bool> {
+/// Carries out commands, and says what came of each.
+fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> {
     let mut state = State::new()?;
     let mut sparse: Option<Sparse> = None;
     let mut timed: Option<Timer> = None;
@@ -592,8 +596,7 @@ fn run() -> Status<bool> {
     let mut tables: Option<Tables> = None;
     let mut exported: Option<Exported> = None;
     say("started");
-    for line in io::stdin().lock().lines() {
-        let line = line.unwrap_or_default();
+    for line in lines {
         let (command, text) = line.split_once(' ').unwrap_or((&line, "0"));
         let argument: u32 = text.parse().unwrap_or(0);
         match command {
@@ -924,7 +927,7 @@ fn run() -> Status<bool> {
             }
             "call" => {
                 extern "C" fn call(_: *mut c_void) {
-                    say("called");
+                    crate::say("called");
                 }
                 let call: extern "C" fn(*mut c_void) = call;
                 let nothing = null_mut::<c_void>();
@@ -958,8 +961,29 @@ fn run() -> Status<bool> {
     Ok(true)
 }
 
+/// Carries out each list of commands, with `;` between them, so many times, in a thread of its own.
+fn run_together(times: usize, lists: &[String]) -> Status<bool> {
+    std::thread::scope(|scope| {
+        let start = |list: &String| {
+            let commands: Vec<String> = list.split(';').map(str::to_owned).collect();
+            let count = times * commands.len();
+            scope.spawn(move || run(commands.into_iter().cycle().take(count), |_| ()))
+        };
+        let threads: Vec<_> = lists.iter().map(start).collect();
+        let ends: Vec<_> = { threads.into_iter() }
+            .map(|thread| thread.join().expect("no panic"))
+            .collect();
+        ends.into_iter().try_fold(true, |all, end| Ok(all & end?))
+    })
+}
+
 fn main() -> ExitCode {
-    match run() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match arguments.split_first() {
+        Some((times, lists)) => run_together(times.parse().expect("a number of times"), lists),
+        None => run(io::stdin().lock().lines().map_while(Result::ok), say),
+    };
+    match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => {
             say("wrong");

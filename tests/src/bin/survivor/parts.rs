@@ -7,6 +7,8 @@ use mpsshim_tests::peer::WHERE_PTX;
 use std::ffi::{CString, c_void};
 
 const BLOCKS: u32 = 4096;
+/// Launches until a kernel has run on all multiprocessors.
+const TIMES: u32 = 200;
 /// More than any device has multiprocessors.
 const MOST: usize = 1024;
 
@@ -29,16 +31,24 @@ impl Probe {
         Ok(Probe { kernel, out })
     }
 
-    /// The number of multiprocessors on which a kernel runs.
-    fn count(self, stream: CUstream) -> Status<u32> {
+    /// The number of multiprocessors on which a kernel runs, that is launched again until there are as many as expected: other
+    /// programs may occupy some.
+    fn count(self, stream: CUstream, expected: u32) -> Status<u32> {
         let mut out = self.out;
         cu!(cuMemsetD32Async, out, 0u32, MOST, stream).ok()?;
         let mut params = [(&raw mut out).cast::<c_void>()];
-        submit(self.kernel, (BLOCKS, 32), stream, &mut params)?;
-        cu!(cuStreamSynchronize, stream).ok()?;
-        let mut seen = vec![0u32; MOST];
-        cu!(cuMemcpyDtoH_v2, seen.as_mut_ptr(), out, 4 * MOST).ok()?;
-        Ok(seen.iter().sum())
+        let mut count = 0;
+        for _ in 0..TIMES {
+            submit(self.kernel, (BLOCKS, 32), stream, &mut params)?;
+            cu!(cuStreamSynchronize, stream).ok()?;
+            let mut seen = vec![0u32; MOST];
+            cu!(cuMemcpyDtoH_v2, seen.as_mut_ptr(), out, 4 * MOST).ok()?;
+            count = seen.iter().sum();
+            if count >= expected {
+                break;
+            }
+        }
+        Ok(count)
     }
 }
 
@@ -145,8 +155,8 @@ impl Further {
     fn is_right(&self) -> Status<bool> {
         cu!(cuCtxPushCurrent_v2, self.context).ok()?;
         let (seen, by_default) = (
-            self.probe.count(self.stream)?,
-            self.probe.count(CUstream::NULL)?,
+            self.probe.count(self.stream, self.count)?,
+            self.probe.count(CUstream::NULL, self.count)?,
         );
         let mut resource = CUdevResource::INVALID;
         let kind = CU_DEV_RESOURCE_TYPE_SM;
@@ -201,11 +211,14 @@ impl Parts {
     fn is_right(&self) -> Status<bool> {
         let (of_green, of_changing) = (self.group.sm[0] + self.rest.sm[0], self.group.sm[0]);
         let sizes = [
-            (self.probe.count(self.green.1)?, of_green),
+            (self.probe.count(self.green.1, of_green)?, of_green),
             (self.green.resource()?.sm[0], of_green),
             (self.left.sm[0], of_green),
             (self.changing.resource()?.sm[0], self.size_of_changing()),
-            (self.probe.count(self.changing.1)?, self.size_of_changing()),
+            (
+                self.probe.count(self.changing.1, self.size_of_changing())?,
+                self.size_of_changing(),
+            ),
             (of_device()?.sm[0], self.whole.sm[0]),
             (
                 split(&self.left, 1)?[0].sm[0],

@@ -9,6 +9,7 @@ use crate::engine::base::journal::Refusal;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::base::printing::session::may_print;
 use crate::engine::calls::capture::{all_nodes, take};
+use crate::engine::calls::graph::loops::may_launch_loop;
 use crate::engine::calls::graph::shown::{give_slots, host_nodes};
 use crate::engine::calls::graph::{drop_kept, graph_ready, saved};
 use crate::engine::calls::reply::{Reply, number};
@@ -59,7 +60,8 @@ pub fn graph_instantiate(
         0 => None,
         handle => Some(session.objects.streams.index(handle)?),
     };
-    let parts = session.objects.graphs.graphs.get(body.graph)?.size.parts;
+    let source = session.objects.graphs.graphs.get(body.graph)?;
+    let (parts, is_conditional) = (source.size.parts, !source.conditions.is_empty());
     // Conditions that may defer the message are checked before anything is counted.
     if uploads_on.is_some() && !may_launch_graph(session, &shared.gpu, body.graph) {
         return Err(CallError::Full);
@@ -116,6 +118,7 @@ pub fn graph_instantiate(
         slots: hosts.iter().map(|(node, _)| *node).zip(slots).collect(),
         flags: body.flags,
         calls_or_waits: origin.as_ref().is_none_or(Origin::calls_or_waits),
+        is_conditional,
         origin,
         written: false,
     };
@@ -166,6 +169,7 @@ pub fn graph_launch(
     let calls_or_waits = exec.calls_or_waits;
     if prints && !may_print(session, &shared.gpu)
         || !may_launch_graph(session, &shared.gpu, body.exec)
+        || !may_launch_loop(session, shared, body.exec, body.stream)
     {
         return Err(CallError::Full);
     }
@@ -206,7 +210,9 @@ pub fn graph_upload(
     body: GraphLaunch,
 ) -> Result<(), CallError> {
     let raw = session.objects.graphs.execs.get(body.exec)?.raw;
-    if !may_launch_graph(session, &shared.gpu, body.exec) {
+    if !may_launch_graph(session, &shared.gpu, body.exec)
+        || !may_launch_loop(session, shared, body.exec, body.stream)
+    {
         return Err(CallError::Full);
     }
     let (index, stream) = session.prepare(&shared.gpu, body.stream)?;

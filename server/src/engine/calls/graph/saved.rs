@@ -913,6 +913,7 @@ fn restore_exec(
         slots: hosts.iter().map(|(node, _)| *node).zip(slots).collect(),
         flags: saved.flags,
         calls_or_waits: origin.calls_or_waits(),
+        is_conditional: origin.read.template.is_conditional(),
         origin: Some(origin),
         written: true,
     };
@@ -1267,6 +1268,7 @@ mod tests {
             slots: vec![(CUgraphNode(11), 5)],
             flags: 0,
             calls_or_waits: true,
+            is_conditional: false,
             origin: None,
             written: false,
         };

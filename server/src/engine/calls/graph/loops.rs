@@ -1,0 +1,155 @@
+//! A session's turn with graphs that have conditional nodes ([`crate::engine::base::loops`]).
+
+use crate::engine::base::graph_turns::Answer;
+use crate::engine::base::printing::session::is_idle;
+use crate::engine::gpu::Gpu;
+use crate::engine::session::flow::LoopHold;
+use crate::engine::session::{Session, SessionShared};
+use crate::engine::threads::shared::Shared;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long the others are held back while their work in flight ends. After that, the graph runs beside it.
+const ENDS: Duration = Duration::from_millis(20);
+/// How long they are held back while the graph runs. After that, they run beside it.
+const RUNS: Duration = Duration::from_millis(10);
+/// How long a session waits for its graph in another stream. The host may have to do something before that ends.
+const OTHER_STREAM: Duration = Duration::from_secs(1);
+
+/// Whether an instance of a graph may be launched or uploaded now in this stream; takes the turn if it has conditional nodes.
+pub fn may_launch_loop(session: &mut Session, shared: &Shared, exec: u64, stream: u64) -> bool {
+    let exec = session.objects.graphs.execs.get(exec);
+    if !exec.is_ok_and(|exec| exec.is_conditional) {
+        return true;
+    }
+    let may = ends_in_other_stream(session, &shared.gpu, stream)
+        && may_take_turn(session, &shared.gpu)
+        && (is_alone(session, shared) || has_side(session, shared));
+    if may {
+        session.flow.loops.stream = Some(stream);
+    }
+    may
+}
+
+/// Whether its last such graph was launched in this stream, or is complete.
+fn ends_in_other_stream(session: &mut Session, gpu: &Gpu, stream: u64) -> bool {
+    let last = session.flow.loops.stream.filter(|last| *last != stream);
+    let index = last.and_then(|last| session.objects.streams.index(last).ok());
+    let works = index.is_some_and(|index| {
+        let stream = session.objects.streams.at_mut(index);
+        stream.is_ok_and(|stream| stream.ops() != stream.take_notice(gpu))
+    });
+    // For its end to be known.
+    let works = works && session.has_work_in_flight(gpu);
+    let waits = works.then(|| *session.flow.loops.waits.get_or_insert_with(Instant::now));
+    let ends = waits.is_none_or(|since| since.elapsed() > OTHER_STREAM);
+    if ends {
+        session.flow.loops.waits = None;
+    }
+    ends
+}
+
+/// Whether no other session works on its side.
+fn is_alone(session: &Session, shared: &Shared) -> bool {
+    let (side, own) = (session.side, session.shared.info.session);
+    let mut all = shared.roster.sessions_of(side);
+    shared.gpu.calm(side).is_still() && all.all(|other| other.info.session == own)
+}
+
+fn may_take_turn(session: &mut Session, gpu: &Gpu) -> bool {
+    let loops = &gpu.calm(session.side).loops;
+    match loops.ask(session.shared.info.session) {
+        Answer::Goes | Answer::Trims => session.flow.loops.has = true,
+        Answer::Waits => return false,
+        Answer::Yields => {
+            end_loop_turn(session, gpu);
+            return false;
+        }
+    }
+    true
+}
+
+/// Whether nothing of other sessions is in flight, or has not ended for long. Holds them back.
+fn has_side(session: &mut Session, shared: &Shared) -> bool {
+    let (number, side) = (session.shared.info.session, session.side);
+    let loops = &shared.gpu.calm(side).loops;
+    let hold = match session.flow.loops.hold {
+        Some(hold) if hold.launched && hold.since.elapsed() < hold.most => return true,
+        Some(hold) if hold.launched => {
+            release(session, &shared.gpu);
+            return false;
+        }
+        Some(hold) => hold,
+        None => {
+            if !loops.is_due() && !is_quiet(session, shared) {
+                return false;
+            }
+            if !loops.hold(number, ENDS) {
+                return true;
+            }
+            let (since, most) = (Instant::now(), ENDS);
+            let launched = false;
+            *session.flow.loops.hold.insert(LoopHold {
+                since,
+                most,
+                launched,
+            })
+        }
+    };
+    if is_quiet(session, shared) {
+        loops.note_launch(RUNS);
+        session.flow.loops.hold = Some(LoopHold {
+            since: Instant::now(),
+            most: RUNS,
+            launched: true,
+        });
+        return true;
+    }
+    let waited = hold.since.elapsed() >= hold.most;
+    if waited {
+        release(session, &shared.gpu);
+    }
+    waited
+}
+
+/// Whether no other session of its side has work in flight.
+fn is_quiet(session: &Session, shared: &Shared) -> bool {
+    let (side, own) = (session.side, session.shared.info.session);
+    let is_other = |other: &Arc<SessionShared>| other.info.session != own;
+    let mut others = shared.roster.sessions_of(side).filter(is_other);
+    shared.gpu.calm(side).is_still() && !others.any(|other| other.is_at_work(&shared.gpu))
+}
+
+/// Lets the others continue, for as long as they were held back.
+fn release(session: &mut Session, gpu: &Gpu) {
+    if let Some(hold) = session.flow.loops.hold.take() {
+        let loops = &gpu.calm(session.side).loops;
+        loops.release(session.shared.info.session, hold.since.elapsed());
+    }
+}
+
+/// Lets the others continue once the graph is complete or has run for long, and releases the turn if nothing is in flight.
+pub fn end_loop_turn(session: &mut Session, gpu: &Gpu) {
+    if !session.flow.loops.has {
+        return;
+    }
+    // The server's marks may come a little before the graph has ended for the driver.
+    let works = session.has_work_in_flight(gpu) || !is_idle(session, gpu);
+    let hold = session.flow.loops.hold;
+    if hold.is_some_and(|hold| hold.launched && !works || hold.since.elapsed() >= hold.most) {
+        release(session, gpu);
+    }
+    if !works && session.flow.loops.hold.is_none() {
+        leave_loop_turn(session, gpu);
+    }
+}
+
+/// Releases the turn for a session whose streams are idle.
+pub fn leave_loop_turn(session: &mut Session, gpu: &Gpu) {
+    release(session, gpu);
+    session.flow.loops.stream = None;
+    if std::mem::take(&mut session.flow.loops.has) {
+        let loops = &gpu.calm(session.side).loops;
+        loops.leave(session.shared.info.session);
+    }
+}
