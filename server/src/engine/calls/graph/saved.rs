@@ -660,10 +660,13 @@ fn write_graphs(session: &mut Session, shared: &Shared) -> Result<usize, Unsaved
         for layer in std::iter::once(&handle).chain(&read.bodies) {
             let graph = graphs.graphs.get(*layer);
             let graph = graph.map_err(|_| "a body of a conditional node is gone")?;
-            saved.handles.extend(graph.nodes().filter_map(|node| {
-                let own = graphs.nodes.get(node).ok()?;
-                Some((*read.places.get(&own.raw)?, node, own.parts))
-            }));
+            for node in graph.nodes() {
+                let own = graphs.nodes.get(node).map_err(|_| "a node is gone")?;
+                // A capture may still name a node that was destroyed meanwhile.
+                let place = read.places.get(&own.raw);
+                let place = *place.ok_or("the client knows a node that is not in its graph")?;
+                saved.handles.push((place, node, own.parts));
+            }
             if *layer != handle {
                 saved.bodies.push(SavedBody {
                     handle: *layer,
@@ -1204,6 +1207,8 @@ impl Lasting for GraphExec {
 mod tests {
     use super::*;
     use crate::engine::testing::{Fixture, Function, counts, gives_handle};
+    use mpsshim_proto::message::graph::GraphCreate;
+    use mpsshim_proto::message::{Op, Value};
 
     /// `cuGraphConditionalHandleCreate`: the handle is the number of the graph.
     extern "C" fn numbered(to: *mut u64, graph: u64) -> CUresult {
@@ -1322,6 +1327,27 @@ mod tests {
         functions.get_mut(function).expect("a function").device = Ordinal::of_test(1);
         assert_eq!(of(&test, kind, kernel.as_bytes()), Some(1));
         assert_eq!(of(&test, CU_GRAPH_NODE_TYPE_EMPTY, &[]), None);
+    }
+
+    #[test]
+    fn a_graph_whose_node_was_destroyed_behind_the_client_is_not_saved() {
+        let mut test = Fixture::new(&[
+            ("cuGraphCreate", gives_handle as Function),
+            ("cuGraphGetNodes", counts as Function),
+            ("cuGraphGetEdges_v2", counts as Function),
+        ]);
+        let create = GraphCreate::default();
+        let made: Value = test.reply(Op::GraphCreate, &create, &[]).expect("a graph");
+        let graph = made.value;
+        let shared = test.shared.clone();
+        assert!(write_graphs(&mut test.session, &shared).is_ok());
+        let graphs = &mut test.session.objects.graphs;
+        graphs.node_handle(CUgraphNode(77), graph).unwrap();
+        let outcome = write_graphs(&mut test.session, &shared);
+        assert_eq!(
+            outcome,
+            Err("the client knows a node that is not in its graph")
+        );
     }
 
     #[test]
