@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 /// [`Loops::holder`]: no session. Sessions count from 1.
 const NOBODY: u64 = 0;
 
+/// After an attempt in vain, others continue for this multiple of the time for which they were held back.
+const AFTER_VAIN: u32 = 9;
 /// How long a session waits for the turn.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -40,6 +42,8 @@ pub struct Loops {
     waits: AtomicBool,
     /// No session has the side to itself before this.
     next: AtomicU64,
+    /// The last session that waited for the work of others did so in vain.
+    vain: AtomicBool,
 }
 
 impl Loops {
@@ -74,11 +78,15 @@ impl Loops {
         self.until.store(after(most), Ordering::SeqCst);
     }
 
-    /// Lets the other sessions continue, for this time at least.
-    pub fn release(&self, session: u64, pause: Duration) {
+    /// Lets the other sessions continue that were held back for this time: for as long at least, or, if that was in vain, for
+    /// [`AFTER_VAIN`] times as long.
+    pub fn release(&self, session: u64, held: Duration) {
         if self.holder.load(Ordering::Relaxed) != session {
             return;
         }
+        let vain = self.waits();
+        let pause = if vain { AFTER_VAIN * held } else { held };
+        self.vain.store(vain, Ordering::Relaxed);
         self.next.store(after(pause), Ordering::Relaxed);
         self.waits.store(false, Ordering::Relaxed);
         self.holder.store(NOBODY, Ordering::SeqCst);
@@ -87,6 +95,11 @@ impl Loops {
     /// Whether a session may have the side to itself again.
     pub fn is_due(&self) -> bool {
         after(Duration::ZERO) >= self.next.load(Ordering::Relaxed)
+    }
+
+    /// Whether a graph runs beside the work of others if the time has not come: that does not end soon.
+    pub fn is_vain(&self) -> bool {
+        self.vain.load(Ordering::Relaxed)
     }
 
     /// Whether a session waits for the work of the others to end.
@@ -123,9 +136,10 @@ mod tests {
         assert!(loops.holds_back(2), "it is not the second one's");
         loops.release(1, LONG);
         assert!(!loops.holds_back(2) && !loops.is_due());
+        assert!(!loops.is_vain());
         loops.hold(2, LONG);
         loops.release(2, Duration::ZERO);
-        assert!(loops.is_due());
+        assert!(loops.is_due() && loops.is_vain());
     }
 
     #[test]

@@ -62,9 +62,11 @@ pub struct LoopTurn {
 /// Since when a session has held back the others, and whether it has launched its graph.
 #[derive(Clone, Copy, Debug)]
 pub struct LoopHold {
-    /// The last change.
+    /// The start.
+    pub began: Instant,
+    /// The launch, or the start before it.
     pub since: Instant,
-    /// Longest time until the next change.
+    /// Longest time from `since` until the launch or the end.
     pub most: Duration,
     /// Its graph is launched.
     pub launched: bool,

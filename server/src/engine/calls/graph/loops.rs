@@ -82,17 +82,17 @@ fn has_side(session: &mut Session, shared: &Shared) -> bool {
         Some(hold) => hold,
         None => {
             if !loops.is_due() && !is_quiet(session, shared) {
-                return false;
+                return loops.is_vain();
             }
             if !loops.hold(number, ENDS) {
                 return true;
             }
-            let (since, most) = (Instant::now(), ENDS);
-            let launched = false;
+            let now = Instant::now();
             *session.flow.loops.hold.insert(LoopHold {
-                since,
-                most,
-                launched,
+                began: now,
+                since: now,
+                most: ENDS,
+                launched: false,
             })
         }
     };
@@ -102,6 +102,7 @@ fn has_side(session: &mut Session, shared: &Shared) -> bool {
             since: Instant::now(),
             most: RUNS,
             launched: true,
+            ..hold
         });
         return true;
     }
@@ -120,11 +121,11 @@ fn is_quiet(session: &Session, shared: &Shared) -> bool {
     shared.gpu.calm(side).is_still() && !others.any(|other| other.is_at_work(&shared.gpu))
 }
 
-/// Lets the others continue, for as long as they were held back.
+/// Lets the others continue.
 fn release(session: &mut Session, gpu: &Gpu) {
     if let Some(hold) = session.flow.loops.hold.take() {
         let loops = &gpu.calm(session.side).loops;
-        loops.release(session.shared.info.session, hold.since.elapsed());
+        loops.release(session.shared.info.session, hold.began.elapsed());
     }
 }
 
