@@ -29,6 +29,8 @@ struct State {
     /// The last holder, if no other session has left memory in the pool since.
     last: Option<u64>,
     waiter: Option<Waiter>,
+    /// The holder beside which another session has continued after waiting for it.
+    overtaken: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -97,6 +99,7 @@ impl State {
                     return Answer::Waits;
                 }
                 self.last = None;
+                self.overtaken = holder.map(|holder| holder.session);
                 return Answer::Trims;
             }
         }
@@ -112,6 +115,7 @@ impl State {
 
     fn leave(&mut self, session: u64) {
         self.holder = self.holder.filter(|holder| holder.session != session);
+        self.overtaken = self.overtaken.filter(|holder| *holder != session);
         self.waiter = self.waiter.filter(|waiter| waiter.session != session);
     }
 }
@@ -125,6 +129,11 @@ impl GraphTurns {
     /// Requests the turn for a session that continues beside another one, of whichever user, after this time.
     pub fn ask_any(&self, session: u64, patience: Duration) -> Answer {
         let mut state = self.0.lock();
+        let holder = state.holder.map(|holder| holder.session);
+        if holder.is_some() && holder != Some(session) && state.overtaken == holder {
+            // It may never leave.
+            return Answer::Goes;
+        }
         state.ask_for((session, 0), patience, Instant::now())
     }
 
@@ -184,6 +193,21 @@ mod tests {
         assert_eq!(turns.ask(1, 7, at(30)), Answer::Goes);
         turns.leave(1);
         assert_eq!(turns.ask(3, 9, at(31)), Answer::Trims);
+    }
+
+    #[test]
+    fn who_has_waited_in_vain_for_a_session_does_not_wait_for_it_again() {
+        let turns = GraphTurns::default();
+        let now = Duration::ZERO;
+        assert_eq!(turns.ask_any(1, now), Answer::Trims);
+        assert_eq!(turns.ask_any(2, Duration::MAX), Answer::Waits);
+        assert_eq!(turns.ask_any(2, now), Answer::Trims);
+        for session in [2, 3] {
+            assert_eq!(turns.ask_any(session, Duration::MAX), Answer::Goes);
+        }
+        turns.leave(1);
+        assert_eq!(turns.ask_any(2, Duration::MAX), Answer::Trims);
+        assert_eq!(turns.ask_any(3, Duration::MAX), Answer::Waits);
     }
 
     #[test]

@@ -18,7 +18,7 @@ const NOBODY: u64 = 0;
 /// After an attempt in vain, others continue for this multiple of the time for which they were held back.
 const AFTER_VAIN: u32 = 9;
 /// How long a session waits for the turn.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(10);
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
