@@ -49,11 +49,16 @@ fn ends_in_other_stream(session: &mut Session, gpu: &Gpu, stream: u64) -> bool {
     ends
 }
 
-/// Whether no other session works on its side.
+/// The other sessions of its side.
+fn others(session: &Session, shared: &Shared) -> impl Iterator<Item = Arc<SessionShared>> {
+    let own = session.shared.info.session;
+    let all = shared.roster.sessions_of(session.side);
+    all.filter(move |other| other.info.session != own)
+}
+
+/// Whether no other session is on its side, nor work of one that has ended.
 fn is_alone(session: &Session, shared: &Shared) -> bool {
-    let (side, own) = (session.side, session.shared.info.session);
-    let mut all = shared.roster.sessions_of(side);
-    shared.gpu.calm(side).is_still() && all.all(|other| other.info.session == own)
+    shared.gpu.calm(session.side).is_still() && others(session, shared).next().is_none()
 }
 
 fn may_take_turn(session: &mut Session, gpu: &Gpu) -> bool {
@@ -115,10 +120,8 @@ fn has_side(session: &mut Session, shared: &Shared) -> bool {
 
 /// Whether no other session of its side has work in flight.
 fn is_quiet(session: &Session, shared: &Shared) -> bool {
-    let (side, own) = (session.side, session.shared.info.session);
-    let is_other = |other: &Arc<SessionShared>| other.info.session != own;
-    let mut others = shared.roster.sessions_of(side).filter(is_other);
-    shared.gpu.calm(side).is_still() && !others.any(|other| other.is_at_work(&shared.gpu))
+    let works = |other: Arc<SessionShared>| other.is_at_work(&shared.gpu);
+    shared.gpu.calm(session.side).is_still() && !others(session, shared).any(works)
 }
 
 /// Lets the others continue.
