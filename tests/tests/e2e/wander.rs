@@ -163,8 +163,13 @@ fn kills_at_any_instant_leave_random_programs_right_or_end_them() {
                 *walker = new();
             }
         }
+        // After three servers that have not come to serve, the daemon refuses clients.
         wait_until("the next server serves", || {
-            server(&place).is_some_and(|pid| pid != killed)
+            let next = server(&place).filter(|pid| *pid != killed);
+            next.is_some_and(|pid| {
+                let status = place.control(&["get_server_status", &pid.to_string()]);
+                status.out.trim() == "ACTIVE"
+            })
         });
     }
     println!("{lost} of 40 walks were lost");
