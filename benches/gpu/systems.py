@@ -395,10 +395,10 @@ MODES = {"proxy": "mpsshim", "direct": "direct"}
 
 
 @contextlib.contextmanager
-def running(mode, build):
+def running(mode, build, logs=None):
     """A daemon of mpsshim's in a folder of its own whose clients run in `mode`; native and its environment beside it.
 
-    Gives (native, system). Both and all processes are ended, however the block ends.
+    Gives (native, system). Both and all processes are ended, however the block ends. `logs`: a folder for the logs.
     """
     processes = Processes()
     with tempfile.TemporaryDirectory(prefix="mps-") as directory:
@@ -409,6 +409,8 @@ def running(mode, build):
             yield native, system
         finally:
             system.stop()
+            if logs:
+                keep_logs([system], logs)
             processes.end_all()
 
 

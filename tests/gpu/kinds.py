@@ -20,17 +20,16 @@ import pathlib
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benches" / "gpu"))
-from systems import Failure, Processes, keep_logs, make_system, read_line  # noqa: E402
+from systems import Failure, read_line, running  # noqa: E402
 from wander import bonds_by_pid, kill, servers_of  # noqa: E402
 
 # Seconds for one answer, with a pause for the next server.
 PATIENCE = 60
-# Seconds after a round in which a program becomes portable.
+# Most seconds from a round until a program is portable.
 REST = 60
 # What one program does in a round, by the kind of object.
 KINDS = {
@@ -53,8 +52,8 @@ KINDS = {
 class Program:
     """A `survivor` that is asked line by line."""
 
-    def __init__(self, system, processes, build):
-        self.process = processes.start([os.path.join(os.path.abspath(build), "survivor")], system.env(), stdin=subprocess.PIPE)
+    def __init__(self, system, build):
+        self.process = system.processes.start([os.path.join(os.path.abspath(build), "survivor")], system.env(), stdin=subprocess.PIPE)
         if (line := read_line(self.process, PATIENCE)) != "started":
             raise Failure(f"a program did not begin: {line}")
 
@@ -147,6 +146,9 @@ class Signals(Pair):
             one.expect("hear", "heard")
 
 
+PAIRS = (Lent, Exported, Signals)
+
+
 class Row:
     """What came of one kind of object. `make` starts its programs."""
 
@@ -167,7 +169,7 @@ class Row:
         self.longest = max(self.longest, time.monotonic() - began)
 
 
-def round_of_all(rows, processes):
+def round_of_all(rows, system):
     threads = [threading.Thread(target=row.round) for row in rows]
     for thread in threads:
         thread.start()
@@ -176,7 +178,7 @@ def round_of_all(rows, processes):
     for row in rows:
         if row.is_lost:
             for program in row.member.programs:
-                processes.end(program.process)
+                system.processes.end(program.process)
             row.member, row.is_lost = row.make(), False
 
 
@@ -197,7 +199,7 @@ def await_portable(system, rows):
 
 
 def restart(system):
-    """Lines beyond the new server's number: what did not move."""
+    """Whether a program stayed with the old server, or all did."""
     said = system.command("restart_server", str(servers_of(system)[-1]), timeout=120).strip()
     if not said.isdigit():
         print(f"restart_server: {said}", file=sys.stderr)
@@ -209,24 +211,24 @@ def is_chosen(name, options):
     return (not only or any(part in name for part in only)) and not any(part in name for part in without)
 
 
-def start_rows(system, processes, options, directory):
+def start_rows(system, options):
     def start():
-        return Program(system, processes, options.build)
+        return Program(system, options.build)
     makes = {name: functools.partial(Alone, name, commands, start) for name, commands in KINDS.items()}
-    makes |= {pair.NAME: functools.partial(pair, start, directory) for pair in (Lent, Exported, Signals)}
+    makes |= {pair.NAME: functools.partial(pair, start, system.directory) for pair in PAIRS}
     return [Row(make) for name, make in makes.items() if is_chosen(name, options) for _ in range(options.copies)]
 
 
-def run(system, processes, options, directory):
+def run(system, options):
     """Rows, the number of ends by kind, how many restarts left programs, and the slowest round behind each end, in seconds."""
-    rows = start_rows(system, processes, options, directory)
-    round_of_all(rows, processes)
+    rows = start_rows(system, options)
+    round_of_all(rows, system)
     turns = {"both": ["kill", "restart"], "kill": ["kill"], "restart": ["restart"], "none": ["none"]}[options.by]
     deadline, done, stayed, pauses = time.monotonic() + options.seconds, collections.Counter(), 0, []
     for at in range(options.ends):
         if time.monotonic() > deadline:
             break
-        round_of_all(rows, processes)
+        round_of_all(rows, system)
         await_portable(system, rows)
         for row in rows:
             row.longest = 0.0
@@ -236,13 +238,13 @@ def run(system, processes, options, directory):
         elif turn == "restart":
             stayed += restart(system)
         done[turn] += 1
-        round_of_all(rows, processes)
+        round_of_all(rows, system)
         pauses.append(max(row.longest for row in rows))
         # A standby has to be ready.
         time.sleep(2 if options.standby else 0)
     for row in rows:
         for program in row.member.programs:
-            processes.end(program.process)
+            system.processes.end(program.process)
     return rows, done, stayed, pauses
 
 
@@ -259,20 +261,16 @@ def main():
     parser.add_argument("--standby", action="store_true", help="the server has a standby (MPSSHIM_STANDBY=1)")
     parser.add_argument("--logs", metavar="DIR", help="keep the daemon's and servers' logs here")
     options = parser.parse_args()
+    names = [*KINDS, *(pair.NAME for pair in PAIRS)]
+    if not any(is_chosen(name, options) for name in names):
+        parser.error(f"no kind is chosen of: {'; '.join(names)}")
+    if min(options.ends, options.copies) < 1 or options.seconds <= 0:
+        parser.error("--ends, --copies and --seconds must be positive")
     if options.standby:
         os.environ["MPSSHIM_STANDBY"] = "1"
     os.environ["MPSSHIM_QUARANTINE"] = "off"
-    processes = Processes()
-    with tempfile.TemporaryDirectory(prefix="kinds-") as directory:
-        system = make_system("mpsshim", processes, directory, options.build)
-        try:
-            system.start()
-            rows, done, stayed, pauses = run(system, processes, options, directory)
-            system.stop()
-        finally:
-            if options.logs:
-                keep_logs([system], options.logs)
-            processes.end_all()
+    with running("proxy", options.build, options.logs) as (_, system):
+        rows, done, stayed, pauses = run(system, options)
     ends = ", ".join(f"{count} {name}" for name, count in done.items())
     print(f"Ends of the server: {ends}; restarts at which something stayed: {stayed}; slowest round behind an end:"
           f" median {1000 * statistics.median(pauses):.0f} ms, longest {1000 * max(pauses):.0f} ms\n")

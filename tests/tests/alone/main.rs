@@ -3,11 +3,10 @@
 
 mod fuzz;
 mod gate;
-mod kills;
-mod kinds;
 mod many_clients;
 mod many_threads;
 mod never_ending;
+mod scripts;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

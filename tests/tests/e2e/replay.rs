@@ -98,16 +98,17 @@ fn variables_and_graphs_that_have_changed_since_are_changed_again() {
 /// Waits until a client is portable. `false`: it is lost, because its server was killed after a step had ended and before the
 /// variables were saved.
 fn is_portable_soon(place: &Place, survivor: &mut Survivor) -> bool {
-    loop {
-        match portable(place).values().next() {
-            Some(true) => return true,
-            Some(false) => std::thread::sleep(Duration::from_millis(10)),
-            None => match survivor.ask("round") {
-                answer if answer == RPC_FAILURE => return false,
-                answer => assert!(answer.starts_with("ok "), "{answer}"),
-            },
+    let mut is_lost = false;
+    wait_until("the client is portable or lost", || {
+        if let Some(portable) = portable(place).values().next() {
+            return *portable;
         }
-    }
+        let answer = survivor.ask("round");
+        is_lost = answer == RPC_FAILURE;
+        assert!(is_lost || answer.starts_with("ok "), "{answer}");
+        is_lost
+    });
+    !is_lost
 }
 
 #[test]

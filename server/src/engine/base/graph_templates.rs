@@ -141,9 +141,8 @@ impl Template {
     pub fn has_shape_of(&self, other: &Template) -> bool {
         let (nodes, others) = (self.all_nodes(), other.all_nodes());
         let is_like = |(one, other): (&&Node, &&Node)| {
-            let on =
-                |node: &Node| -> Vec<u32> { node.dependencies.iter().map(|(on, _)| *on).collect() };
-            one.kind == other.kind && on(one) == on(other)
+            let (on, of_other) = (one.dependencies.iter(), other.dependencies.iter());
+            one.kind == other.kind && on.map(|(on, _)| on).eq(of_other.map(|(on, _)| on))
         };
         nodes.len() == others.len() && nodes.iter().zip(&others).all(is_like)
     }

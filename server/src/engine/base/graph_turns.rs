@@ -5,6 +5,8 @@
 //! session at a time has such graphs in flight, and before the turn passes on, `cuDeviceGraphMemTrim` returns unused
 //! memory to the driver, which clears memory before handing it out. That takes 0.1 ms, and 2.3 ms for 1 GiB. A session
 //! keeps its turn while no other wants it.
+//!
+//! Graphs with conditional nodes take turns in the same way, for another reason ([`crate::engine::base::loops`]).
 
 pub mod session;
 

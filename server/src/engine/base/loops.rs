@@ -3,9 +3,9 @@
 //! The driver re-launches the body of a conditional node from the device. With three or more streams at work in one context,
 //! two such graphs at a time end the context within some hundred launches, and one such graph beside other kernels does
 //! so now and then, mostly among the first launches in a new context (`CUDA_ERROR_LAUNCH_FAILED`, Xid 13
-//! `SKEDCHECK22_INVALIDATE_ACTIVE_QMD`; driver 580.159.04, H200, on the plain driver as well). Programs on the plain driver have a context
-//! each, and do not notice. So one session at a time has such graphs in flight, and while one runs, other sessions submit
-//! nothing, within bounds: as if the device took turns between contexts.
+//! `SKEDCHECK22_INVALIDATE_ACTIVE_QMD`; driver 580.159.04, H200, on the plain driver as well). Programs on the plain driver
+//! have a context each, and are rarely affected. So one session at a time has such graphs in flight, and while one runs,
+//! other sessions submit nothing, within bounds: as if the device took turns between contexts.
 
 use crate::engine::base::graph_turns::{Answer, GraphTurns};
 use std::sync::LazyLock;
@@ -59,10 +59,15 @@ impl Loops {
     }
 
     /// Holds back all other sessions of the side for at most this time. Returns `false` if another session holds them back.
+    /// A session whose time is over holds back none: it may be ending.
     pub fn hold(&self, session: u64, most: Duration) -> bool {
+        let holder = self.holder.load(Ordering::Relaxed);
+        if holder != NOBODY && !self.is_over() {
+            return false;
+        }
         let (holds, fails) = (Ordering::SeqCst, Ordering::Relaxed);
-        let before = self.holder.compare_exchange(NOBODY, session, holds, fails);
-        if before.is_err() {
+        let taken = self.holder.compare_exchange(holder, session, holds, fails);
+        if taken.is_err() {
             return false;
         }
         self.waits.store(true, Ordering::Relaxed);
@@ -84,7 +89,7 @@ impl Loops {
         if self.holder.load(Ordering::Relaxed) != session {
             return;
         }
-        let vain = self.waits();
+        let vain = self.waits.load(Ordering::Relaxed);
         let pause = if vain { AFTER_VAIN * held } else { held };
         self.vain.store(vain, Ordering::Relaxed);
         self.next.store(after(pause), Ordering::Relaxed);
@@ -97,7 +102,7 @@ impl Loops {
         after(Duration::ZERO) >= self.next.load(Ordering::Relaxed)
     }
 
-    /// Whether a graph runs beside the work of others if the time has not come: that does not end soon.
+    /// Whether the last wait for the work of others was in vain: until the next one is due, graphs run beside that work.
     pub fn is_vain(&self) -> bool {
         self.vain.load(Ordering::Relaxed)
     }
@@ -105,16 +110,19 @@ impl Loops {
     /// Whether a session waits for the work of the others to end.
     #[inline]
     pub fn waits(&self) -> bool {
-        self.waits.load(Ordering::Relaxed)
+        self.waits.load(Ordering::Relaxed) && !self.is_over()
+    }
+
+    /// Whether the time is over for which others are held back.
+    fn is_over(&self) -> bool {
+        after(Duration::ZERO) >= self.until.load(Ordering::Relaxed)
     }
 
     /// Whether a session is held back for another one.
     #[inline]
     pub fn holds_back(&self, session: u64) -> bool {
         let holder = self.holder.load(Ordering::Relaxed);
-        holder != NOBODY
-            && holder != session
-            && after(Duration::ZERO) < self.until.load(Ordering::Relaxed)
+        holder != NOBODY && holder != session && !self.is_over()
     }
 }
 
@@ -148,5 +156,15 @@ mod tests {
         assert!(loops.hold(1, LONG));
         loops.note_launch(Duration::ZERO);
         assert!(!loops.holds_back(2));
+        assert!(loops.hold(2, LONG) && loops.holds_back(1));
+        // The first one no longer has anything to release.
+        loops.release(1, LONG);
+        assert!(loops.holds_back(1) && loops.waits());
+    }
+
+    #[test]
+    fn a_wait_whose_time_is_over_is_none() {
+        let loops = Loops::default();
+        assert!(loops.hold(1, Duration::ZERO) && !loops.waits());
     }
 }
