@@ -36,6 +36,7 @@ KINDS = {
     "memory, streams, events, modules": ["round"],
     "graphs": ["replay"],
     "conditional nodes": ["loop"],
+    "functions of graphs and streams": ["host"],
     "memory pools": ["pool"],
     "registered memory": ["register"],
     "arrays, textures, surfaces": ["texture"],
@@ -45,7 +46,7 @@ KINDS = {
     "variables without code": ["constant"],
     "recorded times": ["time"],
     "sparse memory": ["sparse 40000000"],
-    "most of these": ["replay", "loop", "pool", "register", "texture", "part", "table", "count", "constant", "time"],
+    "most of these": ["replay", "loop", "host", "pool", "register", "texture", "part", "table", "count", "constant", "time"],
 }
 
 

@@ -231,6 +231,22 @@ fn with_two_that_stay(place: &Place) -> ([Survivor; 3], i32, i32) {
 }
 
 #[test]
+fn graphs_and_streams_wait_for_their_functions_beside_a_client_that_stays() {
+    let place = daemon();
+    let [mut idle, mut bound] = [(); 2].map(|()| Survivor::start(&place));
+    assert_eq!(idle.ask("host"), "hosted 1");
+    assert_eq!(bound.ask("unload"), "unload");
+    let (_, stay) = restart_or_stay(&place, &["-t", "1"]).expect("a restart");
+    assert!(stay.is_some(), "one client stays");
+    for round in 2..5 {
+        assert_eq!(idle.ask("host"), format!("hosted {round}"));
+    }
+    bound.round();
+    bound.end();
+    idle.end();
+}
+
+#[test]
 fn clients_that_have_stayed_move_by_themselves_once_all_of_them_can() {
     let place = daemon_with(&[("MPSSHIM_MOVE_LATER", "1")]);
     let ([mut idle, mut first, mut second], old, new) = with_two_that_stay(&place);

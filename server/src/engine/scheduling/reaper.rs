@@ -30,6 +30,7 @@ use mpsshim_control::panics;
 use mpsshim_model::client::EngineEvent;
 use mpsshim_proto::segment::RETURNED;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Poll interval for dying sessions.
@@ -150,9 +151,12 @@ pub fn run(shared: &Arc<Shared>, ended: &Receiver<Box<Session>>) {
 }
 
 fn is_drained(shared: &Shared, session: &Session) -> bool {
-    // A graph that waits for the client's host functions continues without them.
-    for slot in &session.objects.graphs.waits {
-        session.shared.segment.set_flag(slot + RETURNED, 1);
+    // A graph that waits for the client's host functions continues without them. The graphs and flags of a session that goes
+    // on in another server are in use there.
+    if !session.shared.departs.load(Ordering::SeqCst) {
+        for slot in &session.objects.graphs.waits {
+            session.shared.segment.set_flag(slot + RETURNED, 1);
+        }
     }
     let mut streams = session
         .objects

@@ -111,10 +111,12 @@ impl Shared {
             true => {
                 let bound = numbers(&stay);
                 let number = self.ask_to_rest(|session| bound.contains(&session.info.session))?;
-                stay.extend(self.await_rest(number, until)?.into_iter().map(busy));
+                let mut awake = self.await_rest(number, until, formats)?;
+                stay.extend(take_bound(&mut awake, formats));
+                stay.extend(awake.into_iter().map(busy));
                 number
             }
-            false => self.rest_or_stay(until, busy, &mut stay)?,
+            false => self.rest_or_stay(until, busy, formats, &mut stay)?,
         };
         let rests = |session: &Arc<SessionShared>| {
             session.rested.load(Ordering::Acquire) == number
@@ -161,6 +163,7 @@ impl Shared {
         &self,
         until: Instant,
         busy: impl Fn(Arc<SessionShared>) -> Stays,
+        formats: &[u64],
         stay: &mut Vec<Stays>,
     ) -> Result<u64, String> {
         let id = |session: &Arc<SessionShared>| session.info.session;
@@ -168,7 +171,9 @@ impl Shared {
         loop {
             let staying = numbers(stay);
             let number = self.ask_to_rest(|session| staying.contains(&session.info.session))?;
-            let mut awake = self.await_rest(number, (Instant::now() + WINDOW).min(until))?;
+            let window = (Instant::now() + WINDOW).min(until);
+            let mut awake = self.await_rest(number, window, formats)?;
+            stay.extend(take_bound(&mut awake, formats));
             let is_last = attempt == ATTEMPTS || Instant::now() >= until;
             if awake.is_empty() || is_last {
                 for session in &awake {
@@ -181,11 +186,13 @@ impl Shared {
             while !awake.is_empty() && Instant::now() < until {
                 let slow: BTreeSet<u64> = awake.iter().map(id).collect();
                 let number = self.ask_to_rest(|session| !slow.contains(&session.info.session))?;
-                let some = self.await_rest_of(number, until, slow.len() - 1)?;
+                let some = self.await_rest_of(number, until, slow.len() - 1, formats)?;
+                let window = (Instant::now() + LONG_WINDOW).min(until);
                 awake = match some.is_empty() {
                     true => some,
-                    false => self.await_rest(number, (Instant::now() + LONG_WINDOW).min(until))?,
+                    false => self.await_rest(number, window, formats)?,
                 };
+                stay.extend(take_bound(&mut awake, formats));
             }
             stay.extend(awake.into_iter().map(&busy));
         }
@@ -207,18 +214,25 @@ impl Shared {
         is_asked.then_some(number).ok_or_else(called_off)
     }
 
-    /// Waits until all sessions of this attempt are at rest. Returns the others when `until` has passed and each has been
-    /// asked.
-    fn await_rest(&self, number: u64, until: Instant) -> Result<Vec<Arc<SessionShared>>, String> {
-        self.await_rest_of(number, until, 0)
+    /// Waits until all sessions of this attempt are at rest or bound: what they have executed meanwhile may bind them, as a
+    /// capture does, and no message that ends it is executed. Returns those that are not at rest, also when `until` has
+    /// passed and each has been asked.
+    fn await_rest(
+        &self,
+        number: u64,
+        until: Instant,
+        formats: &[u64],
+    ) -> Result<Vec<Arc<SessionShared>>, String> {
+        self.await_rest_of(number, until, 0, formats)
     }
 
-    /// As [`Shared::await_rest`], until no more than `most` of them are not at rest.
+    /// As [`Shared::await_rest`], until no more than `most` of them are neither at rest nor bound.
     fn await_rest_of(
         &self,
         number: u64,
         until: Instant,
         most: usize,
+        formats: &[u64],
     ) -> Result<Vec<Arc<SessionShared>>, String> {
         loop {
             self.lanes.wake_dispatchers();
@@ -230,7 +244,12 @@ impl Shared {
                 .iter()
                 .all(|session| session.asked_to_rest.load(Ordering::Acquire) == number);
             awake.retain(|session| session.rested.load(Ordering::Acquire) != number);
-            if awake.len() <= most || now >= until && asked || now >= until + GRACE {
+            let is_awaited = |session: &&Arc<SessionShared>| {
+                let is_asked = session.asked_to_rest.load(Ordering::Acquire) == number;
+                !is_asked || bond_of(session, UNTIL_AT_REST, formats).is_none()
+            };
+            let awaited = awake.iter().filter(is_awaited).count();
+            if awaited <= most || now >= until && asked || now >= until + GRACE {
                 return Ok(awake);
             }
             if self.gpu.is_lost() {
@@ -362,16 +381,33 @@ impl Shared {
     fn bound(&self, but_for: Bonds, formats: &[u64]) -> Vec<Stays> {
         let sessions = self.roster.session_list().into_iter();
         let bound = sessions.filter_map(|session| {
-            let bonds = Bonds(session.description.bonds().0 & !but_for.0);
-            if bonds != Bonds::default() {
-                let why = format!("is bound by {bonds}");
-                return Some(Stays(session, why));
-            }
-            let is_readable = formats.contains(&session.description.format());
-            (!is_readable).then(|| Stays(session, OTHER_RELEASE.into()))
+            let why = bond_of(&session, but_for, formats)?;
+            Some(Stays(session, why))
         });
         bound.collect()
     }
+}
+
+/// Why a session cannot be handed over: bonds other than these, or another format.
+fn bond_of(session: &SessionShared, but_for: Bonds, formats: &[u64]) -> Option<String> {
+    let bonds = Bonds(session.description.bonds().0 & !but_for.0);
+    if bonds != Bonds::default() {
+        return Some(format!("is bound by {bonds}"));
+    }
+    let is_readable = formats.contains(&session.description.format());
+    (!is_readable).then(|| OTHER_RELEASE.to_owned())
+}
+
+/// Takes the sessions that are bound even when they rest.
+fn take_bound(sessions: &mut Vec<Arc<SessionShared>>, formats: &[u64]) -> Vec<Stays> {
+    let mut bound = Vec::new();
+    sessions.retain(|session| {
+        let why = bond_of(session, UNTIL_AT_REST, formats);
+        let is_free = why.is_none();
+        bound.extend(why.map(|why| Stays(session.clone(), why)));
+        is_free
+    });
+    bound
 }
 
 fn called_off() -> String {

@@ -19,6 +19,7 @@
 //! - `replay`: launches instances of graphs, looks whether they do what they should, and changes them; `replayed N` with the
 //!   number of times;
 //! - `loop`: the same with graphs that have conditional nodes; `looped N`;
+//! - `host`: the same with graphs and streams that call functions of the program; `hosted N`;
 //! - `pool`: looks whether pools, their settings and what was allocated from them are what they were, and changes them;
 //!   `pooled N` with the number of times;
 //! - `register`: looks whether registered memory holds what it held at the addresses that it had, changes it, and registers
@@ -57,6 +58,7 @@
 mod constants;
 mod exported;
 mod graphs;
+mod hosts;
 mod infer;
 mod lent;
 mod loops;
@@ -73,6 +75,7 @@ mod textures;
 use constants::Constants;
 use exported::Exported;
 use graphs::{Graphs, Unloaded};
+use hosts::Hosts;
 use infer::Infer;
 use lent::Lent;
 use loops::Loops;
@@ -585,6 +588,7 @@ fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> 
     let mut constants: Option<Constants> = None;
     let mut graphs: Option<Graphs> = None;
     let mut loops: Option<Loops> = None;
+    let mut hosts: Option<Hosts> = None;
     let mut infer: Option<Infer> = None;
     let mut pools: Option<Pools> = None;
     let mut steps: Option<Steps> = None;
@@ -702,6 +706,17 @@ fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> 
                 };
                 loops = Some(own);
                 say(&format!("looped {round}"));
+            }
+            "host" => {
+                let mut own = match hosts.take() {
+                    Some(own) => own,
+                    None => Hosts::new(state.streams[0])?,
+                };
+                let Some(round) = own.round()? else {
+                    return Ok(false);
+                };
+                hosts = Some(own);
+                say(&format!("hosted {round}"));
             }
             "pool" => {
                 let mut own = match pools.take() {
