@@ -27,7 +27,7 @@ use strum::VariantNames;
 /// has a default, and a message that the other side does not know is ignored. The same holds for the command line of
 /// `mps-server`: a new option is given only to an executable whose link is recent enough. A change of any other kind
 /// raises [`OLDEST_LINK`] too.
-pub const LINK_VERSION: u32 = 21;
+pub const LINK_VERSION: u32 = 22;
 /// The oldest version of the other side with which these messages work.
 pub const OLDEST_LINK: u32 = 19;
 /// Longest packet, bytes: limits of as many namespaces and users as there may be, on all devices.
@@ -119,6 +119,16 @@ pub enum ToServer {
         /// Microseconds; 0: let it through.
         us: u64,
     },
+    /// Ask for a server of its own for each session that needs one ([`ToDaemon::NeedsOwnServer`]), or no longer.
+    Separate {
+        /// From now on; otherwise no longer.
+        on: bool,
+    },
+    /// A session that has asked for a server of its own gets none for now.
+    ShareServer {
+        /// Number of the session.
+        session: u64,
+    },
 }
 
 /// Order to move the device memory of a session to host memory, or back.
@@ -143,6 +153,9 @@ pub struct HandOver {
     pub patience_ms: u64,
     /// The sessions that cannot be handed over.
     pub others: Others,
+    /// The only session to hand over; `None`: all.
+    #[serde(default)]
+    pub only: Option<u64>,
 }
 
 /// Treatment of sessions that cannot be handed over.
@@ -241,6 +254,12 @@ pub enum ToDaemon {
         busy: u64,
         /// Held back.
         wanted: u64,
+    },
+    /// A session launches graphs with conditional nodes, which may end the context if other sessions work in it: it waits for
+    /// a server of its own ([`HandOver::only`]), or for [`ToServer::ShareServer`].
+    NeedsOwnServer {
+        /// Number of the session.
+        session: u64,
     },
     /// A standby has carried out an order to load images ahead, as far as possible, or to unload them.
     LoadedAhead,
@@ -375,6 +394,10 @@ pub enum Order {
     ReportWork(bool),
     /// Hold new work back for this time.
     Hold(Duration),
+    /// Ask for servers for single sessions, or no longer.
+    Separate(bool),
+    /// A session that has asked for a server of its own stays.
+    ShareServer(u64),
 }
 
 /// A packet, and the descriptor that came with it.
@@ -513,6 +536,16 @@ impl Link {
         self.send(&ToServer::Hold { us }, None)
     }
 
+    /// Tells the server to ask for servers for single sessions, or no longer.
+    pub fn order_separation(&self, on: bool) -> Result<(), LinkError> {
+        self.send(&ToServer::Separate { on }, None)
+    }
+
+    /// Tells the server that a session gets no server of its own for now.
+    pub fn order_sharing(&self, session: u64) -> Result<(), LinkError> {
+        self.send(&ToServer::ShareServer { session }, None)
+    }
+
     /// Hands the server another server.log.
     pub fn hand_log(&self, log: BorrowedFd<'_>) -> Result<(), LinkError> {
         self.send(&ToServer::Log, Some(log))
@@ -596,6 +629,8 @@ impl Link {
             Some((ToServer::MoveMemory(order), _)) => Ok(Some(Order::MoveMemory(order))),
             Some((ToServer::ReportWork { on }, _)) => Ok(Some(Order::ReportWork(on))),
             Some((ToServer::Hold { us }, _)) => Ok(Some(Order::Hold(Duration::from_micros(us)))),
+            Some((ToServer::Separate { on }, _)) => Ok(Some(Order::Separate(on))),
+            Some((ToServer::ShareServer { session }, _)) => Ok(Some(Order::ShareServer(session))),
             Some((ToServer::Images, _)) => Ok(Some(Order::Images)),
             Some((ToServer::UnloadAhead, _)) => Ok(Some(Order::UnloadAhead)),
             Some((ToServer::LoadAhead, keeper)) => Ok(Some(Order::LoadAhead(

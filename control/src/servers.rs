@@ -13,6 +13,7 @@ mod named;
 mod names;
 mod namespaces;
 mod orphans;
+mod own;
 mod partitions;
 mod quarantine;
 mod server;
@@ -444,6 +445,7 @@ impl Servers {
             }
             self.end_in_deleted_namespaces(pid);
             self.collect_moves();
+            self.allow_separation(pid);
             self.part(pid);
             self.succeed_early(pid);
             self.share_out(Instant::now());
@@ -451,6 +453,7 @@ impl Servers {
         self.order_traces();
         self.advance();
         self.advance_restarts();
+        self.begin_separations();
         self.keep_images();
         self.review_shares();
     }
@@ -484,6 +487,7 @@ impl Servers {
         }
         self.advance();
         self.advance_restarts();
+        self.begin_separations();
         self.review_shares();
     }
 
@@ -659,6 +663,7 @@ impl Servers {
         self.expire_readings(now);
         self.tell_reasons(now);
         self.expire_restarts(now);
+        self.begin_separations();
         self.expire_adoptions(now);
         self.end_idle(now);
         self.ask_left(now);

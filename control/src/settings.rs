@@ -11,8 +11,8 @@ pub use given::{
 pub use mpsshim_proto::environment::{
     CONFIG, COPY_THREADS, CUDA_LIBRARY, DEVICE_MEM_GUARANTEE, DISABLE, HOST_MEMORY, LIBRARY, LOG,
     LOG_DIRECTORY, MANAGED_FAULTS, MARKS, MAX_CLIENTS, MAX_SPIN, METRICS, MODE, MOVE_LATER,
-    MOVED_MEMORY_DIRECTORY, NOTICES, NVML_LIBRARY, OVERSUBSCRIPTION, PIPE_DIRECTORY, QUARANTINE,
-    REPLAY, REQUIRED, SCHEDULING, SERVER, STANDBY, STATIC_PARTITIONING, TURNS, USERS,
+    MOVED_MEMORY_DIRECTORY, NOTICES, NVML_LIBRARY, OVERSUBSCRIPTION, OWN_SERVERS, PIPE_DIRECTORY,
+    QUARANTINE, REPLAY, REQUIRED, SCHEDULING, SERVER, STANDBY, STATIC_PARTITIONING, TURNS, USERS,
 };
 
 use crate::defaults::Defaults;
@@ -62,6 +62,9 @@ const MOST_SPIN_US: u64 = 1_000_000;
 /// Longest time between two attempts to move clients, seconds.
 const MOST_SECONDS: u64 = 86_400;
 const DEFAULT_MOVE_LATER: Duration = Duration::from_secs(60);
+const DEFAULT_OWN_SERVERS: usize = 8;
+/// Most servers for single clients.
+const MOST_OWN_SERVERS: usize = 256;
 
 /// Every setting.
 pub const TABLE: &[Setting] = &[
@@ -277,6 +280,15 @@ pub const TABLE: &[Setting] = &[
                   the daemon.",
     },
     Setting {
+        name: OWN_SERVERS,
+        key: Some("own_servers"),
+        default: "8",
+        meaning: "Most servers for single programs. Graphs with conditional nodes (CUDA 12.3 and later, loops of JAX) may end a \
+                  context in which other programs work (driver 580), so a program that launches such graphs beside others \
+                  moves to a server of its own, which ends with it. Each costs the device memory of one more context, and works in \
+                  time slices beside the others. 0: such programs share a server, and take turns. Read by the daemon.",
+    },
+    Setting {
         name: QUARANTINE,
         key: Some("quarantine"),
         default: "auto",
@@ -358,6 +370,9 @@ pub enum SettingsError {
     Spin(String),
     #[error("{0} is not a number of seconds from 0 to {MOST_SECONDS}")]
     Seconds(String),
+    /// Not a number of servers, or too large.
+    #[error("{0} is not a number from 0 to {MOST_OWN_SERVERS}")]
+    Servers(String),
     /// Not a list of modes.
     #[error("{given}: {why}")]
     Mode {
@@ -434,6 +449,8 @@ pub struct Settings {
     pub turns: TurnPolicy,
     /// [`MOVE_LATER`]; zero: never.
     pub move_later: Duration,
+    /// [`OWN_SERVERS`].
+    pub own_servers: usize,
     /// [`QUARANTINE`].
     pub quarantine: QuarantinePolicy,
     /// [`ACTIVE_THREAD_PERCENTAGE`], [`PINNED_DEVICE_MEM_LIMIT`], [`CLIENT_PRIORITY`], [`SCHEDULING`] and
@@ -550,6 +567,7 @@ impl Settings {
             users,
             turns: get(TURNS).map_or(Ok(TurnPolicy::default()), word)?,
             move_later: get(MOVE_LATER).map_or(Ok(DEFAULT_MOVE_LATER), seconds)?,
+            own_servers: get(OWN_SERVERS).map_or(Ok(DEFAULT_OWN_SERVERS), servers)?,
             quarantine: get(QUARANTINE).map_or(Ok(QuarantinePolicy::default()), word)?,
             metrics: get(METRICS).map(metrics).transpose()?,
             defaults,
@@ -677,6 +695,14 @@ fn seconds(given: Given) -> Result<Duration, SettingsError> {
         SettingsError::Seconds,
     );
     found.map(Duration::from_secs)
+}
+
+fn servers(given: Given) -> Result<usize, SettingsError> {
+    number(
+        given,
+        |number| *number <= MOST_OWN_SERVERS,
+        SettingsError::Servers,
+    )
 }
 
 fn mode(given: Given) -> Result<Modes, SettingsError> {
@@ -944,6 +970,19 @@ mod tests {
         let why = "is not a number of seconds from 0 to 86400";
         assert_eq!(error, format!("MPSSHIM_MOVE_LATER=86401 {why}"));
         assert!(found("1m").is_err());
+    }
+
+    #[test]
+    fn the_number_of_servers_for_single_programs_is_bounded() {
+        let found = |value| settings(&[(OWN_SERVERS, value)], true).map(|found| found.own_servers);
+        for (value, servers) in [("", 8), ("0", 0), ("256", 256)] {
+            assert_eq!(found(value), Ok(servers), "{value}");
+        }
+        for value in ["257", "-1", "some"] {
+            let error = found(value).expect_err("no number of servers").to_string();
+            let expected = format!("MPSSHIM_OWN_SERVERS={value} is not a number from 0 to 256");
+            assert_eq!(error, expected);
+        }
     }
 
     #[test]

@@ -148,6 +148,11 @@ impl Launcher {
         self.settings.move_later
     }
 
+    /// Most servers for single clients.
+    pub fn own_servers(&self) -> usize {
+        self.settings.own_servers
+    }
+
     /// How the clients of several users are served.
     pub fn users(&self) -> Users {
         self.settings.users

@@ -71,6 +71,8 @@ pub enum EngineEvent {
     Stuck(ClientInfo),
     /// The device memory of a session has been moved, or has not: number of the order, and of the session.
     MemoryMoved(u64, u64, Result<Placement, Unmoved>),
+    /// The session with this number needs a server of its own, and waits for it.
+    NeedsOwnServer(u64),
     /// The images of the sessions have changed since a standby got them.
     ImagesChanged,
     /// A client needs device memory that the images of a standby may take.

@@ -76,6 +76,8 @@ names! {
     STANDBY = "MPSSHIM_STANDBY";
     /// When the daemon asks a server that a restart left with clients whether these can move by now.
     MOVE_LATER = "MPSSHIM_MOVE_LATER";
+    /// Most servers for single clients.
+    OWN_SERVERS = "MPSSHIM_OWN_SERVERS";
     /// Whether multiprocessors can be reserved for clients.
     STATIC_PARTITIONING = "MPSSHIM_STATIC_PARTITIONING";
     /// Address of the metrics endpoint.

@@ -36,7 +36,7 @@ use crossbeam_channel::Sender;
 use gpu::Gpu;
 pub use gpu::open::{OpenDriver, describe_driver, list_devices};
 use mpsshim_control::closers::Stranger;
-use mpsshim_control::link::Others;
+use mpsshim_control::link::HandOver;
 use mpsshim_control::trace::Run;
 use mpsshim_model::client::{ClientInfo, EngineEvent, Newcomer};
 use mpsshim_model::limits::{Limits, Usage};
@@ -222,6 +222,18 @@ impl Engine {
         self.shared.gpu.hold.set(time);
     }
 
+    /// Whether the daemon gives sessions servers of their own that need one ([`EngineEvent::NeedsOwnServer`]).
+    pub fn separate(&self, on: bool) {
+        self.shared.fate.separates.store(on, Ordering::Relaxed);
+    }
+
+    /// A session that has asked for a server of its own stays here. Unknown sessions are ignored.
+    pub fn share_server(&self, session: u64) {
+        if let Some(session) = self.shared.roster.session(session) {
+            session.own_server.stays();
+        }
+    }
+
     /// Usage of all clients, in the order of their arrival.
     pub fn usage(&self) -> Vec<Usage> {
         let mut usage: Vec<Usage> = self
@@ -283,20 +295,14 @@ impl Engine {
         self.shared.trace(run)
     }
 
-    /// Brings the sessions to rest within `patience`, for the next server, which restores these formats, and sends their
-    /// numbers. `others`: sessions that cannot continue there. If they stay, the objects of the rest are freed, with [`EngineEvent::Gone`] for each, and
-    /// a connection to their new keeper is sent ([`Leaving::parting`]). If all are at rest, nothing is executed any more,
+    /// Brings the sessions to rest for the next server, as requested, and sends their numbers. If some stay, the objects of
+    /// the rest are freed, with [`EngineEvent::Gone`] for each, and a connection to their new keeper is sent
+    /// ([`Leaving::parting`]). If all are at rest, nothing is executed any more,
     /// and the process has to end.
     ///
     /// # Errors
     /// If no thread can be started.
-    pub fn hand_over(
-        &self,
-        patience: Duration,
-        others: Others,
-        formats: Vec<u64>,
-        outcome: Sender<Rested>,
-    ) -> std::io::Result<()> {
+    pub fn hand_over(&self, request: HandOver, outcome: Sender<Rested>) -> std::io::Result<()> {
         let shared = Arc::clone(&self.shared);
         // It may be called off before the thread runs.
         shared.fate.begin_hand_over();
@@ -304,7 +310,7 @@ impl Engine {
             .name("hand-over".into())
             .spawn(move || {
                 // Sending fails only if the requester has gone.
-                let _ = outcome.send(shared.hand_over(patience, others, &formats));
+                let _ = outcome.send(shared.hand_over(&request));
             });
         started.map(drop)
     }

@@ -12,7 +12,7 @@ use mpsshim_api::cuda::{
     CUresult,
 };
 use mpsshim_control::closers::Stranger;
-use mpsshim_control::link::{MoveMemory, Others};
+use mpsshim_control::link::{HandOver, MoveMemory};
 use mpsshim_control::trace::{self, Run, Totals};
 use mpsshim_model::client::{EngineEvent, Newcomer};
 use mpsshim_model::device::DeviceInfo;
@@ -102,6 +102,8 @@ struct Parts {
     limits: Limits,
     /// The daemon wants to know where clients have work in flight.
     reports_work: bool,
+    /// The daemon gives sessions servers of their own.
+    separates: bool,
     trace: Option<(Arc<Run>, trace::Writer)>,
 }
 
@@ -155,6 +157,7 @@ impl Hosting {
             arbiter: None,
             limits: Limits::default(),
             reports_work: false,
+            separates: false,
             trace: None,
         };
         Ok(Hosting {
@@ -296,6 +299,7 @@ fn settle(parts: &mut Parts, started: anyhow::Result<Engine>, events: &Sender<En
     if let Proxy::Running(engine) = &parts.proxy {
         engine.set_limits(parts.limits.clone());
         engine.report_work(parts.reports_work);
+        engine.separate(parts.separates);
         if let Some((run, _)) = &parts.trace
             && let Err(error) = engine.trace(Some(Arc::clone(run)))
         {
@@ -354,7 +358,7 @@ impl Host for Hosting {
         matches!(self.parts.lock().proxy, Proxy::Running(_))
     }
 
-    fn hand_over(&self, patience: Duration, others: Others, formats: Vec<u64>) -> Receiver<Rested> {
+    fn hand_over(&self, request: HandOver) -> Receiver<Rested> {
         let (sender, outcome) = bounded(1);
         let parts = self.parts.lock();
         let direct = parts
@@ -362,15 +366,15 @@ impl Host for Hosting {
             .as_ref()
             .map_or(0, |arbiter| arbiter.usage().len());
         let settled: Rested = match &parts.proxy {
-            _ if direct > 0 => Err(format!("{direct} clients are in direct mode")),
+            _ if direct > 0 && request.only.is_none() => {
+                Err(format!("{direct} clients are in direct mode"))
+            }
             Proxy::Absent(_) | Proxy::Failed(_) => Ok(Leaving::default()),
             Proxy::Starting(_) => Err("it is starting".into()),
-            Proxy::Running(engine) => {
-                match engine.hand_over(patience, others, formats, sender.clone()) {
-                    Ok(()) => return outcome,
-                    Err(error) => Err(error.to_string()),
-                }
-            }
+            Proxy::Running(engine) => match engine.hand_over(request, sender.clone()) {
+                Ok(()) => return outcome,
+                Err(error) => Err(error.to_string()),
+            },
         };
         let _ = sender.send(settled);
         outcome
@@ -438,6 +442,20 @@ impl Host for Hosting {
     fn hold(&self, time: Duration) {
         if let Proxy::Running(engine) = &self.parts.lock().proxy {
             engine.hold(time);
+        }
+    }
+
+    fn separate(&self, on: bool) {
+        let mut parts = self.parts.lock();
+        parts.separates = on;
+        if let Proxy::Running(engine) = &parts.proxy {
+            engine.separate(on);
+        }
+    }
+
+    fn share_server(&self, session: u64) {
+        if let Proxy::Running(engine) = &self.parts.lock().proxy {
+            engine.share_server(session);
         }
     }
 

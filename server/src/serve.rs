@@ -62,6 +62,10 @@ pub trait Host {
     fn report_work(&self, _on: bool) {}
     /// Holds new work of all clients back for this time from now on; zero: lets it through.
     fn hold(&self, _time: Duration) {}
+    /// Whether the daemon gives sessions servers of their own that need one ([`EngineEvent::NeedsOwnServer`]).
+    fn separate(&self, _on: bool) {}
+    /// A session that has asked for a server of its own stays. Unknown sessions are ignored.
+    fn share_server(&self, _session: u64) {}
     /// The clients' usage.
     fn usage(&self) -> Vec<Usage>;
     /// Number of moments that the gate has opened.
@@ -77,14 +81,8 @@ pub trait Host {
     fn keeper(&self) -> Option<OwnedFd> {
         None
     }
-    /// Brings the sessions to rest, so that the next server, which restores these formats, can continue them. `others` are
-    /// those that cannot be handed over.
-    fn hand_over(
-        &self,
-        _patience: Duration,
-        _others: Others,
-        _formats: Vec<u64>,
-    ) -> Receiver<Rested> {
+    /// Brings the sessions to rest, or only one, so that the next server can continue them.
+    fn hand_over(&self, _request: HandOver) -> Receiver<Rested> {
         let (sender, outcome) = bounded(1);
         let _ = sender.send(Err("sessions end with this server".into()));
         outcome
@@ -480,6 +478,8 @@ impl<H: Host> Serving<H> {
                     Some(Order::MoveMemory(order)) => self.host.move_memory(order),
                     Some(Order::ReportWork(on)) => self.host.report_work(on),
                     Some(Order::Hold(time)) => self.host.hold(time),
+                    Some(Order::Separate(on)) => self.host.separate(on),
+                    Some(Order::ShareServer(session)) => self.host.share_server(session),
                     Some(Order::Images) => self.hand_images(),
                     // Only a standby receives these orders.
                     Some(Order::Adopt(_) | Order::LoadAhead(_) | Order::UnloadAhead) => {}
@@ -530,17 +530,14 @@ impl<H: Host> Serving<H> {
         if !engine::FORMATS.iter().any(is_readable) {
             let why = "the next server is of a release that cannot go on with its clients";
             return match Keeper::start() {
-                Ok(keeper) if request.others == Others::Stay => {
+                Ok(keeper) if request.others == Others::Stay && request.only.is_none() => {
                     let stay = why.into();
                     self.part(&[], Parting { stay, keeper });
                 }
                 _ => self.stay(why.into()),
             };
         }
-        let patience = Duration::from_millis(request.patience_ms);
-        self.rested = self
-            .host
-            .hand_over(patience, request.others, request.formats);
+        self.rested = self.host.hand_over(request);
         self.hands_over = true;
     }
 
@@ -629,6 +626,7 @@ impl<H: Host> Serving<H> {
     fn daemon_gone(&mut self) -> Receiver<Link> {
         tracing::info!("The control daemon has gone");
         self.call_off_hand_over();
+        self.host.separate(false);
         // Without a daemon there is no way to end the trace.
         self.stop_trace();
         self.link = None;
@@ -718,6 +716,9 @@ impl<H: Host> Serving<H> {
             }
             EngineEvent::ImagesChanged => self.report(&ToDaemon::ImagesChanged),
             EngineEvent::MemoryShort => self.report(&ToDaemon::MemoryShort),
+            EngineEvent::NeedsOwnServer(session) => {
+                self.report(&ToDaemon::NeedsOwnServer { session });
+            }
             EngineEvent::Work(busy, wanted) => self.report(&ToDaemon::Work { busy, wanted }),
             EngineEvent::Gone(client, reason) => {
                 let _guard = limit::caused_by_user(client.uid);

@@ -17,6 +17,7 @@ import collections
 import functools
 import os
 import pathlib
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,7 +26,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benches" / "gpu"))
 from systems import Failure, read_line, running  # noqa: E402
-from wander import bonds_by_pid, kill, servers_of  # noqa: E402
+from wander import bonds_by_pid, servers_of  # noqa: E402
 
 # Seconds for one answer, with a pause for the next server.
 PATIENCE = 60
@@ -199,12 +200,21 @@ def await_portable(system, rows):
         row.bonds[reason] += 1
 
 
+def kill(system):
+    """Kills all servers: programs with loops have servers of their own."""
+    for pid in servers_of(system):
+        os.kill(pid, signal.SIGKILL)
+
+
 def restart(system):
-    """Whether a program stayed with the old server, or all did."""
-    said = system.command("restart_server", str(servers_of(system)[-1]), timeout=120).strip()
-    if not said.isdigit():
-        print(f"restart_server: {said}", file=sys.stderr)
-    return not said.isdigit()
+    """Replaces all servers. Returns how many had a program that stayed."""
+    stayed = 0
+    for pid in servers_of(system):
+        said = system.command("restart_server", str(pid), timeout=120).strip()
+        if not said.isdigit():
+            print(f"restart_server {pid}: {said}", file=sys.stderr)
+            stayed += 1
+    return stayed
 
 
 def is_chosen(name, options):

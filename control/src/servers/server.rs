@@ -24,7 +24,7 @@ use mpsshim_model::named::check_name;
 use mpsshim_model::suspension::{Placement, Unmoved};
 use mpsshim_proto::handshake::{MAX_DEVICES, Wire};
 use nix::sys::socket::{getsockopt, sockopt};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -175,6 +175,12 @@ pub struct Server {
     pub(super) parted: Option<(Stranger, String)>,
     /// It ends with the clients that could not move to the next server.
     pub(super) left_behind: bool,
+    /// It serves one client, which needs a server of its own, and ends with it.
+    pub(super) single: bool,
+    /// It does not know yet whether clients may get servers of their own.
+    pub(super) asks_separation: bool,
+    /// Sessions that have asked for a server of their own.
+    pub(super) need_own: VecDeque<u64>,
     /// When it is asked whether its clients can move by now.
     pub(super) later: Later,
     /// It was told to end once its clients have gone.
@@ -273,6 +279,9 @@ impl Server {
             stays: None,
             parted: None,
             left_behind: false,
+            single: false,
+            asks_separation: false,
+            need_own: VecDeque::new(),
             later: Later::default(),
             ends_later: false,
             ends_now: false,
@@ -556,6 +565,7 @@ impl Server {
                 if self.state == State::Initializing {
                     self.state = State::Active;
                 }
+                self.asks_separation = true;
                 tracing::info!("NEW SERVER {pid}: Ready");
                 for (ordinal, device) in self.devices.iter().enumerate() {
                     if device.is_exclusive() {
@@ -648,6 +658,7 @@ impl Server {
             ToDaemon::ImagesChanged => self.images.note_change(Instant::now()),
             ToDaemon::MemoryShort => self.images.short = true,
             ToDaemon::Work { busy, wanted } => self.note_work(busy, wanted),
+            ToDaemon::NeedsOwnServer { session } => self.note_need(session),
             ToDaemon::Stays { why } if self.state == State::HandingOver => {
                 self.state = match self.ends_later {
                     true => State::Stopping,

@@ -42,13 +42,15 @@ pub struct Restart {
     pub(super) rest: Rest,
     /// The fate of clients that cannot move.
     others: Others,
+    /// Only this session moves, to a server of its own.
+    pub(super) only: Option<u64>,
     /// Deadline for the start of the next server.
     pub(super) starts_by: Instant,
     /// Images are loaded ahead, if there are any.
     pub(super) ahead: bool,
     /// Deadline of the current step.
     pub(super) until: Instant,
-    step: Step,
+    pub(super) step: Step,
     /// The clients that stay with the old server, with reasons.
     stay: Option<String>,
 }
@@ -125,6 +127,8 @@ impl NextStandby {
 
 #[derive(Debug)]
 pub(super) enum Step {
+    /// A client of the server is on its way to a server of its own.
+    Queued,
     /// The standby creates its context.
     Prepares,
     /// The standby loads images ahead.
@@ -171,6 +175,8 @@ pub(super) struct Predecessor {
     ends_later: bool,
     /// It was to end with the clients that could not move to the next server.
     left_behind: bool,
+    /// It served a single client.
+    single: bool,
     /// Its clients whose programs are known.
     clients: Clients,
     /// Process ids of all its clients, those not restored yet included.
@@ -189,6 +195,7 @@ impl Predecessor {
             limits: server.limits.clone(),
             ends_later: server.ends_later,
             left_behind: server.left_behind,
+            single: server.single,
             clients: server.known_clients(),
             all: server
                 .clients()
@@ -216,7 +223,7 @@ impl Servers {
             true => Others::End,
             false => Others::Stay,
         };
-        self.begin_restart(pid, (start, rest), others)
+        self.begin_restart(pid, (start, rest), (others, None))
     }
 
     /// As [`Servers::restart`], for a server that an earlier restart left with clients. Either all move, or none does.
@@ -225,18 +232,59 @@ impl Servers {
     /// As for [`Servers::restart`].
     pub(super) fn restart_later(&mut self, pid: i32, patience: Duration) -> Result<(), String> {
         let bounds = (START_PATIENCE, Rest::Within(patience));
-        self.begin_restart(pid, bounds, Others::Refuse)
+        self.begin_restart(pid, bounds, (Others::Refuse, None))
+    }
+
+    /// Begins to move one session to a server of its own.
+    ///
+    /// # Errors
+    /// As for [`Servers::restart`].
+    pub(super) fn separate(&mut self, pid: i32, session: u64) -> Result<(), String> {
+        let bounds = (SHORT_START_PATIENCE, Rest::Within(REST_PATIENCE));
+        self.begin_restart(pid, bounds, (Others::Stay, Some(session)))
     }
 
     fn begin_restart(
         &mut self,
         pid: i32,
         (start, rest): (Duration, Rest),
-        others: Others,
+        (others, only): (Others, Option<u64>),
     ) -> Result<(), String> {
         // Drops results of earlier restarts that were never fetched.
         self.restarts
             .retain(|restart| restart.server != pid || !matches!(restart.step, Step::Over(_)));
+        let mut before = self.restarts.iter().filter(|restart| restart.server == pid);
+        let step = match (before.next(), before.next()) {
+            (None, _) => {
+                self.prepare_restart(pid)?;
+                Step::Prepares
+            }
+            // That takes a moment.
+            (Some(one), None) if one.only.is_some() && only.is_none() => Step::Queued,
+            _ => return Err(format!("Server {pid} is being restarted")),
+        };
+        let now = Instant::now();
+        self.restarts.push(Restart {
+            server: pid,
+            rest,
+            others,
+            only,
+            starts_by: now + start,
+            // The images of all sessions would take more time than those of one.
+            ahead: only.is_none(),
+            until: now + start,
+            step,
+            stay: None,
+        });
+        self.advance_restarts();
+        Ok(())
+    }
+
+    /// Starts the standby that is to replace a server, if it has none.
+    ///
+    /// # Errors
+    /// Why the server cannot be replaced, in words.
+    fn prepare_restart(&mut self, pid: i32) -> Result<(), String> {
         let server = self.by_pid(pid);
         let server = server.ok_or_else(|| format!("Server {pid} not found"))?;
         if !server.may_hand_over() || server.link.is_none() {
@@ -250,27 +298,28 @@ impl Servers {
                 "Server {pid} has no keeper: its clients end with it"
             ));
         }
-        if self.restarts.iter().any(|restart| restart.server == pid) {
-            return Err(format!("Server {pid} is being restarted"));
-        }
         self.releases.installed().fits()?;
         self.end_outdated_standby(pid);
         if self.standby_of(pid).is_none() {
             self.start_next(pid)?;
         }
-        let now = Instant::now();
-        self.restarts.push(Restart {
-            server: pid,
-            rest,
-            others,
-            starts_by: now + start,
-            ahead: true,
-            until: now + start,
-            step: Step::Prepares,
-            stay: None,
-        });
-        self.advance_restarts();
         Ok(())
+    }
+
+    /// Begins a restart that waited for a client to get a server of its own.
+    fn begin_queued(&mut self, at: usize) -> Option<Step> {
+        let pid = self.restarts[at].server;
+        let mut others = self.restarts.iter().enumerate();
+        let waits = others.any(|(other, restart)| {
+            other != at && restart.server == pid && !matches!(restart.step, Step::Over(_))
+        });
+        if waits {
+            return None;
+        }
+        Some(match self.prepare_restart(pid) {
+            Ok(()) => Step::Prepares,
+            Err(why) => Step::Over(Err(why)),
+        })
     }
 
     /// Ends the standby of a server if another executable has been installed since it was started.
@@ -336,16 +385,11 @@ impl Servers {
     /// Advances each restart as far as possible.
     pub(super) fn advance_restarts(&mut self) {
         for at in 0..self.restarts.len() {
-            let Restart {
-                server,
-                rest,
-                others,
-                ..
-            } = self.restarts[at];
-            let patience = rest.left(Instant::now());
+            let Restart { server, .. } = self.restarts[at];
             let next = match &self.restarts[at].step {
+                Step::Queued => self.begin_queued(at),
                 Step::Prepares if self.restarts[at].ahead => self.load_ahead(at),
-                Step::Prepares => self.ask_to_hand_over(server, patience, others),
+                Step::Prepares => self.ask_to_hand_over(at),
                 Step::LoadsAhead => self.look_whether_loaded(at),
                 Step::Rests => self.look_whether_it_stays(server),
                 Step::Adopts(next) => self.look_at_adoption(server, *next, &self.restarts[at].stay),
@@ -353,6 +397,7 @@ impl Servers {
             };
             self.take_step(at, next);
         }
+        self.end_separations();
         self.stop_unneeded_standbys();
     }
 
@@ -374,13 +419,7 @@ impl Servers {
 
     /// Orders the hand-over.
     pub(super) fn end_loading(&mut self, at: usize) -> Option<Step> {
-        let Restart {
-            server,
-            rest,
-            others,
-            ..
-        } = self.restarts[at];
-        self.ask_to_hand_over(server, rest.left(Instant::now()), others)
+        self.ask_to_hand_over(at)
     }
 
     /// When [`Servers::expire_restarts`] has something to do next.
@@ -401,7 +440,7 @@ impl Servers {
             }
             let server = restart.server;
             let why = match restart.step {
-                Step::Prepares => "the next server does not start".to_owned(),
+                Step::Prepares | Step::Queued => "the next server does not start".to_owned(),
                 Step::LoadsAhead => {
                     late.push(at);
                     continue;
@@ -429,10 +468,19 @@ impl Servers {
             let step = self.end_loading(at);
             self.take_step(at, step);
         }
+        self.end_separations();
         self.stop_unneeded_standbys();
     }
 
-    fn ask_to_hand_over(&mut self, pid: i32, patience: Duration, others: Others) -> Option<Step> {
+    fn ask_to_hand_over(&mut self, at: usize) -> Option<Step> {
+        let Restart {
+            server: pid,
+            rest,
+            others,
+            only,
+            ..
+        } = self.restarts[at];
+        let patience = rest.left(Instant::now());
         let over = |why: String| Some(Step::Over(Err(why)));
         let Some(standby) = self.standby_of(pid) else {
             return over("the next server has ended; server.log says why".into());
@@ -448,6 +496,7 @@ impl Servers {
                 Others::Stay if server.is_exclusive() => Others::Refuse,
                 others => others,
             },
+            only,
         };
         match server
             .link
@@ -528,12 +577,17 @@ impl Servers {
         let of_server = |restart: &&mut Restart| {
             restart.server == pid && matches!(restart.step, Step::Rests | Step::Adopts(_))
         };
-        if let Some(restart) = self.restarts.iter_mut().find(of_server) {
+        let restart = self.restarts.iter_mut().find(of_server);
+        let is_separated = restart.as_ref().is_some_and(|one| one.only.is_some());
+        if let Some(restart) = restart {
             restart.stay = Some(stay);
             if next.is_none() {
                 let why = "no server could go on with the clients that left";
                 restart.step = Step::Over(Err(why.into()));
             }
+        }
+        if is_separated {
+            return self.note_separated(next);
         }
         if let Some(server) = self.by_pid_mut(pid) {
             server.left_behind = true;
@@ -555,6 +609,7 @@ impl Servers {
         };
         if let Some(next) = self.by_pid_mut(next) {
             next.left_behind = before.left_behind;
+            next.single = before.single;
             next.inherited = before.clients.clone();
             next.of_predecessor.clone_from(&before.all);
             if before.loaded {
@@ -565,7 +620,7 @@ impl Servers {
             }
         }
         let of_server = |restart: &&mut Restart| match restart.step {
-            Step::Over(_) => false,
+            Step::Over(_) | Step::Queued => false,
             Step::Adopts(adopting) => adopting == before.pid,
             Step::Prepares | Step::LoadsAhead | Step::Rests => restart.server == before.pid,
         };

@@ -34,6 +34,7 @@ mod operator;
 mod operator_limits;
 mod outlive;
 mod oversubscription;
+mod own_servers;
 mod pages;
 mod partitions;
 mod pinned;

@@ -566,7 +566,7 @@ fn graphs_with_conditional_nodes_go_on_as_they_were() {
 #[test]
 fn graphs_with_conditional_nodes_of_several_clients_do_not_run_at_a_time() {
     // Otherwise the driver ends their context.
-    let place = daemon_with(&[("SOFTGPU_LOOPS", "fault")]);
+    let place = daemon_with(&[("SOFTGPU_LOOPS", "fault"), ("MPSSHIM_OWN_SERVERS", "0")]);
     let survivors: Vec<Survivor> = (0..4).map(|_| Survivor::start(&place)).collect();
     std::thread::scope(|scope| {
         for mut survivor in survivors {

@@ -22,6 +22,7 @@ pub mod machine;
 pub mod memory_file;
 pub mod moment;
 pub mod ordinal;
+pub mod own_server;
 pub mod owners;
 pub mod pinned;
 pub mod printing;

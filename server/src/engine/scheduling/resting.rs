@@ -18,7 +18,7 @@ use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
 use crate::keeper::{self, Keeper, Name};
 use mpsshim_api::cuda::CUDA_ERROR_MPS_RPC_FAILURE;
-use mpsshim_control::link::Others;
+use mpsshim_control::link::{HandOver, Others};
 use mpsshim_model::bonds::Bonds;
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -70,13 +70,18 @@ const OTHER_RELEASE: &str = "is of a release whose sessions the next server cann
 struct Stays(Arc<SessionShared>, String);
 
 impl Shared {
-    /// Brings the sessions to rest within `patience`, for the next server, which restores these formats. `others` are those
-    /// that cannot be handed over; if they stay, the rest leave.
+    /// Brings all sessions or a single one to rest, for the next server. Sessions that cannot be handed over are treated as the
+    /// request says; if they stay, the rest leave.
     ///
     /// # Errors
     /// The context is lost, it was called off, or there is no keeper for the sessions that leave; with
-    /// [`Others::Refuse`], some cannot be handed over. All sessions then go on here.
-    pub fn hand_over(&self, patience: Duration, others: Others, formats: &[u64]) -> Rested {
+    /// [`Others::Refuse`], some cannot be handed over; the only one cannot. All sessions then go on here.
+    pub fn hand_over(&self, request: &HandOver) -> Rested {
+        let patience = Duration::from_millis(request.patience_ms);
+        let (others, formats) = (request.others, &request.formats);
+        if let Some(only) = request.only {
+            return self.hand_over_one(only, patience, formats);
+        }
         let (sessions, stay) = self.come_to_rest(patience, others == Others::End, formats)?;
         let parting = match stay {
             Some(stay) if others == Others::Refuse => {
@@ -91,6 +96,60 @@ impl Shared {
             None => None,
         };
         Ok(Leaving { sessions, parting })
+    }
+
+    /// Brings one session to rest, which leaves. The others work meanwhile.
+    fn hand_over_one(&self, number: u64, patience: Duration, formats: &[u64]) -> Rested {
+        let Some(session) = self.roster.session(number) else {
+            self.fate.call_off();
+            return Err("it has ended".into());
+        };
+        let parted = self.rest_one(&session, patience, formats);
+        let parted = parted.and_then(|()| self.part(&[number]));
+        match parted {
+            Ok(keeper) => Ok(Leaving {
+                sessions: vec![number],
+                parting: Some(Parting {
+                    stay: "one client leaves for a server of its own".into(),
+                    keeper,
+                }),
+            }),
+            Err(why) => {
+                session.own_server.stays();
+                self.fate.call_off();
+                self.lanes.wake_dispatchers();
+                Err(why)
+            }
+        }
+    }
+
+    /// Brings one session to rest.
+    ///
+    /// # Errors
+    /// Why it cannot be handed over, in words.
+    fn rest_one(
+        &self,
+        session: &Arc<SessionShared>,
+        patience: Duration,
+        formats: &[u64],
+    ) -> Result<(), String> {
+        let number = session.info.session;
+        let attempt = self.ask_to_rest(|other| other.info.session != number)?;
+        let mut awake = self.await_rest(attempt, Instant::now() + patience, formats)?;
+        let bound = take_bound(&mut awake, formats).into_iter().next();
+        let connected = session.connected.load(Ordering::SeqCst);
+        let why = match bound.map(|Stays(_, why)| why) {
+            Some(why) => Some(why),
+            None if !awake.is_empty() => Some("has not come to rest".into()),
+            None if connected => Some("shares memory with other clients".into()),
+            None => bond_of(session, Bonds::default(), formats),
+        };
+        let rests = session.rested.load(Ordering::Acquire) == attempt && session.is_at_rest();
+        match why {
+            Some(why) => Err(format!("client {} {why}", session.info.pid)),
+            None if !rests => Err("it has ended".into()),
+            None => Ok(()),
+        }
     }
 
     /// Brings the sessions to rest. Returns the numbers of the leaving ones, which execute nothing any more, and the
@@ -214,9 +273,9 @@ impl Shared {
         is_asked.then_some(number).ok_or_else(called_off)
     }
 
-    /// Waits until all sessions of this attempt are at rest or bound: what they have executed meanwhile may bind them, as a
-    /// capture does, and no message that ends it is executed. Returns those that are not at rest, also when `until` has
-    /// passed and each has been asked.
+    /// Waits until all sessions of this attempt are at rest or bound: messages executed meanwhile may bind them, as a capture
+    /// does, and nothing is executed that could end it. Returns sessions that are not at rest, also when `until` has passed
+    /// and each has been asked.
     fn await_rest(
         &self,
         number: u64,

@@ -13,6 +13,7 @@ pub mod suspension;
 use crate::engine::base::account::{Account, Memory};
 use crate::engine::base::description::Description;
 use crate::engine::base::ordinal::Ordinal;
+use crate::engine::base::own_server::OwnServer;
 use crate::engine::base::rations::Holder;
 use crate::engine::base::side::{self, Side};
 use crate::engine::base::waits::Waits;
@@ -72,6 +73,8 @@ pub struct SessionShared {
     pub side: AtomicU8,
     /// Whether it has shared memory with other sessions, or opened memory of others.
     pub connected: AtomicBool,
+    /// Its request for a server of its own.
+    pub own_server: OwnServer,
     /// Bytes it holds and may hold.
     pub account: Account,
     /// Active-thread percentage and priority it came with.
@@ -125,6 +128,7 @@ impl SessionShared {
             devices: AtomicU64::new(0),
             side: AtomicU8::new(Side::MAIN.index() as u8),
             connected: AtomicBool::new(false),
+            own_server: OwnServer::default(),
             account,
             terms,
             flags: Holder::new(uid),

@@ -23,6 +23,8 @@ pub struct Fate {
     /// Number of attempts so far.
     pub rests: AtomicU64,
     hand_over: Mutex<HandOver>,
+    /// The daemon gives sessions servers of their own that need one.
+    pub separates: AtomicBool,
     /// The server stops.
     pub stopping: AtomicBool,
     /// Number of the thread that reports to the daemon where clients have work in flight; 0: none does.

@@ -352,7 +352,10 @@ impl Oracle {
         for event in self.engine.events.try_iter() {
             match event {
                 EngineEvent::Connected(_) => {}
-                EngineEvent::ImagesChanged | EngineEvent::MemoryShort | EngineEvent::Work(..) => {}
+                EngineEvent::ImagesChanged
+                | EngineEvent::MemoryShort
+                | EngineEvent::NeedsOwnServer(_)
+                | EngineEvent::Work(..) => {}
                 EngineEvent::MemoryMoved(_, _, outcome) => {
                     self.moves += u64::from(outcome.is_ok_and(|placement| placement.moved_out > 0));
                 }

@@ -3,10 +3,13 @@
 use crate::engine::base::graph_turns::Answer;
 use crate::engine::base::printing::session::is_idle;
 use crate::engine::gpu::Gpu;
+use crate::engine::session::bonds::{Destination, UNTIL_AT_REST};
 use crate::engine::session::flow::LoopHold;
 use crate::engine::session::{Session, SessionShared};
 use crate::engine::threads::shared::Shared;
+use mpsshim_model::client::EngineEvent;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long the others are held back while their work in flight ends. After that, the graph runs beside it.
@@ -23,6 +26,7 @@ pub fn may_launch_loop(session: &mut Session, shared: &Shared, exec: u64, stream
         return true;
     }
     let may = ends_in_other_stream(session, &shared.gpu, stream)
+        && !awaits_own_server(session, shared)
         && may_take_turn(session, &shared.gpu)
         && (is_alone(session, shared) || has_side(session, shared));
     if may {
@@ -59,6 +63,27 @@ fn others(session: &Session, shared: &Shared) -> impl Iterator<Item = Arc<Sessio
 /// Whether no other session is on its side, nor work of one that has ended.
 fn is_alone(session: &Session, shared: &Shared) -> bool {
     shared.gpu.calm(session.side).is_still() && others(session, shared).next().is_none()
+}
+
+/// Whether it is to move to a server of its own first, because other sessions are on its side.
+fn awaits_own_server(session: &Session, shared: &Shared) -> bool {
+    if !shared.fate.separates.load(Ordering::Relaxed) || others(session, shared).next().is_none() {
+        return false;
+    }
+    session.shared.own_server.waits(|| {
+        let can_move = can_move(session, shared);
+        if can_move {
+            let number = session.shared.info.session;
+            shared.roster.tell(EngineEvent::NeedsOwnServer(number));
+        }
+        can_move
+    })
+}
+
+/// Whether another server could go on with it once it is at rest.
+fn can_move(session: &Session, shared: &Shared) -> bool {
+    let bonds = session.bonds(&shared.images, Destination::NextServer);
+    bonds.0 & !UNTIL_AT_REST.0 == 0 && !session.shared.connected.load(Ordering::Relaxed)
 }
 
 fn may_take_turn(session: &mut Session, gpu: &Gpu) -> bool {

@@ -1,0 +1,116 @@
+//! Servers for single clients. Graphs with conditional nodes may end a context in which other clients work, so a client that
+//! launches such graphs beside others moves to a server of its own, as far as there may be more servers.
+
+use super::standby::{Restart, Step};
+use super::{Server, Servers};
+
+impl Server {
+    /// A session needs a server of its own.
+    pub(super) fn note_need(&mut self, session: u64) {
+        if self.sessions.contains_key(&session) && !self.need_own.contains(&session) {
+            self.need_own.push_back(session);
+        }
+    }
+
+    /// Tells the server that a session stays with the others.
+    fn tell_to_share(&self, session: u64) {
+        if let Some(Err(error)) = self.link.as_ref().map(|link| link.order_sharing(session)) {
+            tracing::warn!("Server {}: {error}", self.pid);
+        }
+    }
+}
+
+impl Servers {
+    /// Tells a server that is ready whether it may ask for servers for single clients.
+    pub(super) fn allow_separation(&mut self, pid: i32) {
+        let most = self.launcher.own_servers();
+        let Some(server) = self.by_pid_mut(pid) else {
+            return;
+        };
+        if !std::mem::take(&mut server.asks_separation) {
+            return;
+        }
+        let may = most > 0 && !server.is_exclusive();
+        if let Some(Err(error)) = server.link.as_ref().map(|link| link.order_separation(may)) {
+            tracing::warn!("Server {pid}: {error}");
+        }
+    }
+
+    /// Begins to move clients that need servers of their own, one of each server at a time.
+    pub(super) fn begin_separations(&mut self) {
+        let in_need = self.running.iter().filter(|one| !one.need_own.is_empty());
+        let pids: Vec<i32> = in_need.map(|one| one.pid).collect();
+        for pid in pids {
+            let mut restarts = self.restarts.iter();
+            let is_restarted =
+                restarts.any(|one| one.server == pid && !matches!(one.step, Step::Over(_)));
+            if is_restarted || !self.by_pid(pid).is_some_and(Server::may_hand_over) {
+                continue;
+            }
+            let has_room = self.has_room_for_own();
+            let Some(server) = self.by_pid_mut(pid) else {
+                continue;
+            };
+            let next = server.need_own.pop_front();
+            let Some(session) = next.filter(|session| server.sessions.contains_key(session)) else {
+                continue;
+            };
+            // It is alone by now.
+            if server.sessions.len() == 1 {
+                server.tell_to_share(session);
+                continue;
+            }
+            let client = server.sessions[&session].pid;
+            let begun = match has_room {
+                true => self.separate(pid, session),
+                false => Err("there are as many servers for single clients as there may be".into()),
+            };
+            match begun {
+                Ok(()) => tracing::info!(
+                    "Client {client} of server {pid} gets a server of its own, for its graphs with conditional nodes"
+                ),
+                Err(why) => self.decline(pid, session, &why),
+            }
+        }
+    }
+
+    /// Whether one more server may be for a single client.
+    fn has_room_for_own(&self) -> bool {
+        let single = self.running.iter().filter(|server| server.single).count();
+        !self.closing && single < self.launcher.own_servers()
+    }
+
+    fn decline(&self, pid: i32, session: u64, why: &str) {
+        let Some(server) = self.by_pid(pid) else {
+            return;
+        };
+        if let Some(client) = server.sessions.get(&session) {
+            tracing::warn!(
+                "Client {} of server {pid} shares it, although its graphs with conditional nodes may end the context: {why}",
+                client.pid
+            );
+        }
+        server.tell_to_share(session);
+    }
+
+    /// The client that has left goes on in this server, which ends with it.
+    pub(super) fn note_separated(&mut self, next: Option<i32>) {
+        if let Some(next) = next.and_then(|next| self.by_pid_mut(next)) {
+            next.single = true;
+            next.left_behind = true;
+            next.stop(false);
+        }
+    }
+
+    /// Forgets the moves to servers for single clients that are over. Clients that have not moved stay for now.
+    pub(super) fn end_separations(&mut self) {
+        let is_over =
+            |restart: &mut Restart| restart.only.is_some() && matches!(restart.step, Step::Over(_));
+        let over: Vec<_> = self.restarts.extract_if(.., is_over).collect();
+        for restart in over {
+            if let (Step::Over(Err(why)), Some(session)) = (restart.step, restart.only) {
+                self.decline(restart.server, session, &why);
+            }
+        }
+    }
+}
