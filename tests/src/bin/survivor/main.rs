@@ -622,7 +622,7 @@ fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> 
                 // Refused once the fault is known.
                 let others = || {
                     for _ in 0..argument {
-                        let _ = launch(state.fill, state.streams[0], (state.computed, 1, 2_000));
+                        let _ = launch(state.fill, state.streams[0], (state.computed, 1, 100));
                     }
                 };
                 others();
@@ -779,7 +779,7 @@ fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> 
                     Some(own) => own,
                     None => Infer::new(state.fill, state.streams, registers)?,
                 };
-                let Some(requests) = own.serve(argument, 400)? else {
+                let Some(requests) = own.serve(argument, 100)? else {
                     return Ok(false);
                 };
                 infer = Some(own);

@@ -166,7 +166,7 @@ pub fn graph_launch(
 ) -> Result<(), CallError> {
     let exec = session.objects.graphs.execs.get(body.exec)?;
     let (raw, prints, parts, fill) = (exec.raw, exec.prints, exec.parts, exec.fill);
-    let calls_or_waits = exec.calls_or_waits;
+    let (calls_or_waits, is_conditional) = (exec.calls_or_waits, exec.is_conditional);
     if prints && !may_print(session, &shared.gpu)
         || !may_launch_graph(session, &shared.gpu, body.exec)
         || !may_launch_loop(session, shared, body.exec, body.stream)
@@ -181,7 +181,13 @@ pub fn graph_launch(
         prepare_work(session, &shared.gpu, body.stream, Runs::Graph(body.exec))?;
     match session.objects.streams.at(index)?.capturing {
         true => session.objects.graphs.capture(parts)?,
-        false => stream = confine(session, &shared.gpu, index, None)?,
+        false => {
+            stream = confine(session, &shared.gpu, index, None)?;
+            if is_conditional {
+                // A launch that also uploads the graph may end the context. An error recurs in the launch.
+                let _ = shared.gpu.driver.graph.upload(raw, stream);
+            }
+        }
     }
     // A fault may be detected before the launch returns.
     session.shared.launched.note_graph(index);
