@@ -592,7 +592,7 @@ fn find_global(
 }
 
 /// Most times that an image is loaded again because the addresses of its variables are taken.
-const MOST_LOADS: u32 = 4;
+pub const MOST_LOADS: u32 = 4;
 
 /// Whether an image is unused: the client knows none of its variables, and none of its functions was launched, queried or
 /// named by a graph. Its variables then have their initial content.
@@ -615,6 +615,52 @@ fn is_in_the_way(
     places.extend(variables.iter().flat_map(|variables| variables.places()));
     let mut places = places.into_iter();
     places.any(|(start, len)| session.check_new_address(start, len).is_err())
+}
+
+/// The images of a restored session with variables that the client does not know yet, at addresses by which it knows others.
+pub fn images_in_the_way(session: &Session) -> Vec<u64> {
+    if session.lasting.moved.is_empty() {
+        return Vec::new();
+    }
+    let images = session.objects.images.iter_with_handles();
+    let all = images.chain(session.objects.libraries.iter_with_handles());
+    let is_known = |start: &u64| session.objects.globals.contains_key(start);
+    let is_free = |(start, len)| session.check_new_address(start, len).is_ok();
+    let in_the_way = all.filter(|(_, image)| {
+        let mut places = image.places().into_iter();
+        places.any(|place| !is_known(&place.0) && !is_free(place))
+    });
+    in_the_way.map(|(handle, _)| handle).collect()
+}
+
+/// Loads an image of a session that is being restored again, so that its variables have other addresses. The client knows some
+/// of them by these records, of which it returns those of the image: their variables are to be looked up again.
+///
+/// # Errors
+/// As [`load_elsewhere`].
+pub fn load_elsewhere_again<'a>(
+    session: &mut Session,
+    shared: &Shared,
+    handle: u64,
+    known: impl Iterator<Item = &'a Record>,
+) -> Result<Vec<&'a Record>, CUresult> {
+    load_elsewhere(session, shared, handle)?;
+    let globals = &mut session.objects.globals;
+    globals.retain(|_, global| global.image != handle);
+    let is_of_it = |record: &&Record| {
+        let message = record.state::<<Variable as Lasting>::State>();
+        message.is_some_and(|message| {
+            let message = Incoming::copied(Op::GetGlobal, 0, &message);
+            let call: Result<Call<'_, Named>, _> = message.decode();
+            call.is_ok_and(|call| call.body.parent == handle)
+        })
+    };
+    let of_it: Vec<&Record> = known.filter(is_of_it).collect();
+    for record in &of_it {
+        session.lasting.moved.remove(&record.key);
+    }
+    session.note_span();
+    Ok(of_it)
 }
 
 /// Loads an unused image again, so that its variables have other addresses.
@@ -1036,8 +1082,57 @@ mod tests {
         );
     }
 
+    /// Two variables of 64 bytes, one behind the other, at an address that depends on the driver's image.
+    extern "C" fn by_name(
+        start: &mut u64,
+        len: &mut usize,
+        image: u64,
+        name: *const c_char,
+    ) -> CUresult {
+        // SAFETY: a name with its NUL.
+        let is_other = unsafe { CStr::from_ptr(name) } == c"other";
+        (*start, *len) = ((image << 20) + 64 * u64::from(is_other), 64);
+        CUDA_SUCCESS
+    }
+
+    /// The client knows one of two variables, and the other one is where it knows a third one.
+    #[test]
+    fn a_restored_image_whose_unknown_variables_are_in_the_way_is_loaded_elsewhere() {
+        for kind in KINDS {
+            let mut test = Fixture::new(&[
+                ("cuModuleGetGlobal_v2", by_name as Symbol),
+                ("cuLibraryGetGlobal", by_name as Symbol),
+            ]);
+            test.session.lasting.kept = true;
+            let image = data_with_logs(&mut test, kind, 0);
+            let first: u64 = test.reply(Op::GetGlobal, &named(image), NAME).expect("it");
+            assert!(images_in_the_way(&test.session).is_empty());
+            let elsewhere = (64, 0x5000_0000_0000);
+            test.session.lasting.moved.insert(first + 100, elsewhere);
+            assert_eq!(images_in_the_way(&test.session), [image], "{kind:?}");
+            let mut records = test.session.shared.description.records();
+            records.retain(|record| record.kind == kinds::Kind::Variable);
+            let (shared, session) = (test.shared.clone(), &mut test.session);
+            let again = load_elsewhere_again(session, &shared, image, records.iter());
+            let keys: Vec<u64> = again.expect("loaded").iter().map(|one| one.key).collect();
+            assert_eq!(keys, [first]);
+            assert!(
+                !session
+                    .objects
+                    .globals
+                    .values()
+                    .any(|one| one.image == image)
+            );
+            assert!(images_in_the_way(session).is_empty());
+        }
+    }
+
     /// A module or a library with two variables of 64 bytes and no code.
     fn data(test: &mut Fixture, kind: Kind) -> u64 {
+        data_with_logs(test, kind, 1)
+    }
+
+    fn data_with_logs(test: &mut Fixture, kind: Kind, info_log: u32) -> u64 {
         use sha2::{Digest, Sha256};
         const DATA: &[u8] =
             b".version 8.0\n.global .b8 variable[64];\n.global .b8 other[64] = {5, 6};";
@@ -1048,7 +1143,7 @@ mod tests {
             image: test.new_handle(kind),
             hash: Sha256::digest(DATA).into(),
             len: DATA.len() as u64,
-            info_log: 1,
+            info_log,
             ..ImageLoad::new_zeroed()
         };
         assert_eq!(test.status(Op::ImageLoad, &body, &[]), CUDA_SUCCESS);

@@ -13,6 +13,7 @@ use crate::engine::base::kinds::{Kind, SURFACE, Stage, for_each_kind};
 use crate::engine::base::memory_file::MemoryFile;
 use crate::engine::base::moment::Moment;
 use crate::engine::base::side::{self, Side};
+use crate::engine::calls::module::{MOST_LOADS, images_in_the_way, load_elsewhere_again};
 use crate::engine::gpu::client_segment::Segment;
 use crate::engine::images::contents::Content;
 use crate::engine::lasting::contents::take_files;
@@ -405,7 +406,11 @@ fn finish(shared: &Arc<Shared>, begun: Begun, spent: &mut Spent) -> Result<Resto
     // If it takes long, the last such lines name the client.
     tracing::info!("Restoring client {}", session.shared.info);
     session.enter();
-    let made = realise(shared, &mut session, &records, &mut files, spent);
+    let objects = records.partition_point(|record| stage_of(record) <= Stage::Objects);
+    let (objects, others) = records.split_at(objects);
+    let made = realise(shared, &mut session, objects, &mut files, spent)
+        .and_then(|()| make_room(shared, &mut session, objects, &mut files, spent))
+        .and_then(|()| realise(shared, &mut session, others, &mut files, spent));
     forget_all(shared, files);
     let made = made.and_then(|()| {
         let watched = shared.roster.watch_socket(&session.shared);
@@ -429,6 +434,29 @@ fn finish(shared: &Arc<Shared>, begun: Begun, spent: &mut Spent) -> Result<Resto
             Err(why)
         }
     }
+}
+
+/// Loads images again that have variables where the client knows others, before anything depends on their addresses.
+fn make_room(
+    shared: &Arc<Shared>,
+    session: &mut Session,
+    objects: &[Record],
+    files: &mut Left,
+    spent: &mut Spent,
+) -> Result<(), Lost> {
+    for _ in 0..MOST_LOADS {
+        for image in images_in_the_way(session) {
+            let known = objects.iter().filter(|one| one.kind == Kind::Variable);
+            session.flow.moment = Some(Moment::endless());
+            let again = load_elsewhere_again(session, shared, image, known);
+            session.flow.moment = None;
+            // An image that can be loaded once only stays where it is.
+            for record in again.unwrap_or_default() {
+                realise(shared, session, std::slice::from_ref(record), files, spent)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Tells a client, through its segment, that its session has ended.
