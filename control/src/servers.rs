@@ -500,6 +500,10 @@ impl Servers {
         self.end_trace_of(&mut server);
         self.weigh(server.take_findings());
         let pid = server.pid;
+        // It has reported them when it was ready.
+        if !server.devices.is_empty() {
+            self.note_adopted(pid);
+        }
         match status {
             Some(status) => {
                 // As in a shell: 128 plus the signal's number.

@@ -286,7 +286,7 @@ pub const TABLE: &[Setting] = &[
         meaning: "Most servers for single programs. Graphs with conditional nodes (CUDA 12.3 and later, loops of JAX) may end a \
                   context in which other programs work (driver 580), so a program that launches such graphs beside others \
                   moves to a server of its own, which ends with it. Each costs the device memory of one more context, and works in \
-                  time slices beside the others. 0: such programs share a server, and take turns. Read by the daemon.",
+                  time slices beside the others. Each user can have one, however many others have. 0: such programs share a server, and take turns. Read by the daemon.",
     },
     Setting {
         name: QUARANTINE,

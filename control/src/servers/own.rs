@@ -1,7 +1,7 @@
 //! Servers for single clients. Graphs with conditional nodes may end a context in which other clients work, so a client that
 //! launches such graphs beside others moves to a server of its own, as far as there may be more servers.
 
-use super::standby::{Restart, Step};
+use super::standby::{Restart, Single, Step};
 use super::{Server, Servers};
 
 impl Server {
@@ -41,43 +41,57 @@ impl Servers {
         let in_need = self.running.iter().filter(|one| !one.need_own.is_empty());
         let pids: Vec<i32> = in_need.map(|one| one.pid).collect();
         for pid in pids {
-            let mut restarts = self.restarts.iter();
-            let is_restarted =
-                restarts.any(|one| one.server == pid && !matches!(one.step, Step::Over(_)));
-            if is_restarted || !self.by_pid(pid).is_some_and(Server::may_hand_over) {
-                continue;
-            }
-            let has_room = self.has_room_for_own();
-            let Some(server) = self.by_pid_mut(pid) else {
-                continue;
-            };
-            let next = server.need_own.pop_front();
-            let Some(session) = next.filter(|session| server.sessions.contains_key(session)) else {
-                continue;
-            };
-            // It is alone by now.
-            if server.sessions.len() == 1 {
-                server.tell_to_share(session);
-                continue;
-            }
-            let client = server.sessions[&session].pid;
-            let begun = match has_room {
-                true => self.separate(pid, session),
-                false => Err("there are as many servers for single clients as there may be".into()),
-            };
-            match begun {
-                Ok(()) => tracing::info!(
-                    "Client {client} of server {pid} gets a server of its own, for its graphs with conditional nodes"
-                ),
-                Err(why) => self.decline(pid, session, &why),
+            while !self.is_being_restarted(pid)
+                && self.by_pid(pid).is_some_and(Server::may_hand_over)
+                && let Some(session) = self.next_in_need(pid)
+            {
+                self.begin_separation(pid, session);
             }
         }
     }
 
-    /// Whether one more server may be for a single client.
-    fn has_room_for_own(&self) -> bool {
-        let single = self.running.iter().filter(|server| server.single).count();
-        !self.closing && single < self.launcher.own_servers()
+    fn is_being_restarted(&self, pid: i32) -> bool {
+        let mut restarts = self.restarts.iter();
+        restarts.any(|one| one.server == pid && !matches!(one.step, Step::Over(_)))
+    }
+
+    fn next_in_need(&mut self, pid: i32) -> Option<u64> {
+        self.by_pid_mut(pid)?.need_own.pop_front()
+    }
+
+    fn begin_separation(&mut self, pid: i32, session: u64) {
+        let Some(server) = self.by_pid(pid) else {
+            return;
+        };
+        // It may have ended.
+        let Some(client) = server.sessions.get(&session) else {
+            return;
+        };
+        let (client, uid) = (client.pid, client.uid);
+        if server.sessions.len() == 1 {
+            // It is alone by now.
+            return server.tell_to_share(session);
+        }
+        let begun = match self.has_room_for_own(uid) {
+            true => self.separate(pid, Single { session, uid }),
+            false => Err("there are as many servers for single clients as there may be".into()),
+        };
+        match begun {
+            Ok(()) => tracing::info!(
+                "Client {client} of server {pid} gets a server of its own, for its graphs with conditional nodes"
+            ),
+            Err(why) => self.decline(pid, session, &why),
+        }
+    }
+
+    /// Whether one more server may be for a single client of this user. Each user may have one, however many others have.
+    fn has_room_for_own(&self, uid: u32) -> bool {
+        let most = self.launcher.own_servers();
+        let running = self.running.iter().filter_map(|server| server.single);
+        let coming = self.restarts.iter().filter_map(|restart| restart.only);
+        let coming = coming.map(|client| client.uid);
+        let users: Vec<u32> = running.chain(coming).collect();
+        most > 0 && !self.closing && (users.len() < most || !users.contains(&uid))
     }
 
     fn decline(&self, pid: i32, session: u64, why: &str) {
@@ -94,23 +108,26 @@ impl Servers {
     }
 
     /// The client that has left goes on in this server, which ends with it.
-    pub(super) fn note_separated(&mut self, next: Option<i32>) {
+    pub(super) fn note_separated(&mut self, next: Option<i32>, client: Single) {
         if let Some(next) = next.and_then(|next| self.by_pid_mut(next)) {
-            next.single = true;
+            next.single = Some(client.uid);
             next.left_behind = true;
             next.stop(false);
         }
     }
 
-    /// Forgets the moves to servers for single clients that are over. Clients that have not moved stay for now.
-    pub(super) fn end_separations(&mut self) {
+    /// Forgets the moves to servers for single clients that are over. Clients that have not moved stay for now. Returns whether
+    /// there were any.
+    pub(super) fn end_separations(&mut self) -> bool {
         let is_over =
             |restart: &mut Restart| restart.only.is_some() && matches!(restart.step, Step::Over(_));
         let over: Vec<_> = self.restarts.extract_if(.., is_over).collect();
+        let any = !over.is_empty();
         for restart in over {
-            if let (Step::Over(Err(why)), Some(session)) = (restart.step, restart.only) {
-                self.decline(restart.server, session, &why);
+            if let (Step::Over(Err(why)), Some(client)) = (restart.step, restart.only) {
+                self.decline(restart.server, client.session, &why);
             }
         }
+        any
     }
 }

@@ -175,8 +175,8 @@ pub struct Server {
     pub(super) parted: Option<(Stranger, String)>,
     /// It ends with the clients that could not move to the next server.
     pub(super) left_behind: bool,
-    /// It serves one client, which needs a server of its own, and ends with it.
-    pub(super) single: bool,
+    /// It serves one client of this user, which needs a server of its own, and ends with it.
+    pub(super) single: Option<u32>,
     /// It does not know yet whether clients may get servers of their own.
     pub(super) asks_separation: bool,
     /// Sessions that have asked for a server of their own.
@@ -279,7 +279,7 @@ impl Server {
             stays: None,
             parted: None,
             left_behind: false,
-            single: false,
+            single: None,
             asks_separation: false,
             need_own: VecDeque::new(),
             later: Later::default(),

@@ -42,8 +42,8 @@ pub struct Restart {
     pub(super) rest: Rest,
     /// The fate of clients that cannot move.
     others: Others,
-    /// Only this session moves, to a server of its own.
-    pub(super) only: Option<u64>,
+    /// Only this client moves, to a server of its own.
+    pub(super) only: Option<Single>,
     /// Deadline for the start of the next server.
     pub(super) starts_by: Instant,
     /// Images are loaded ahead, if there are any.
@@ -53,6 +53,14 @@ pub struct Restart {
     pub(super) step: Step,
     /// The clients that stay with the old server, with reasons.
     stay: Option<String>,
+}
+
+/// A client that gets a server of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Single {
+    pub(super) session: u64,
+    /// User id.
+    pub(super) uid: u32,
 }
 
 /// When the clients must be at rest.
@@ -175,8 +183,8 @@ pub(super) struct Predecessor {
     ends_later: bool,
     /// It was to end with the clients that could not move to the next server.
     left_behind: bool,
-    /// It served a single client.
-    single: bool,
+    /// It served a single client, of this user.
+    single: Option<u32>,
     /// Its clients whose programs are known.
     clients: Clients,
     /// Process ids of all its clients, those not restored yet included.
@@ -235,20 +243,20 @@ impl Servers {
         self.begin_restart(pid, bounds, (Others::Refuse, None))
     }
 
-    /// Begins to move one session to a server of its own.
+    /// Begins to move one client to a server of its own.
     ///
     /// # Errors
     /// As for [`Servers::restart`].
-    pub(super) fn separate(&mut self, pid: i32, session: u64) -> Result<(), String> {
+    pub(super) fn separate(&mut self, pid: i32, client: Single) -> Result<(), String> {
         let bounds = (SHORT_START_PATIENCE, Rest::Within(REST_PATIENCE));
-        self.begin_restart(pid, bounds, (Others::Stay, Some(session)))
+        self.begin_restart(pid, bounds, (Others::Stay, Some(client)))
     }
 
     fn begin_restart(
         &mut self,
         pid: i32,
         (start, rest): (Duration, Rest),
-        (others, only): (Others, Option<u64>),
+        (others, only): (Others, Option<Single>),
     ) -> Result<(), String> {
         // Drops results of earlier restarts that were never fetched.
         self.restarts
@@ -384,6 +392,15 @@ impl Servers {
 
     /// Advances each restart as far as possible.
     pub(super) fn advance_restarts(&mut self) {
+        self.advance_each_restart();
+        while self.end_separations() {
+            // Commands may have waited for that.
+            self.advance_each_restart();
+        }
+        self.stop_unneeded_standbys();
+    }
+
+    fn advance_each_restart(&mut self) {
         for at in 0..self.restarts.len() {
             let Restart { server, .. } = self.restarts[at];
             let next = match &self.restarts[at].step {
@@ -397,8 +414,6 @@ impl Servers {
             };
             self.take_step(at, next);
         }
-        self.end_separations();
-        self.stop_unneeded_standbys();
     }
 
     /// Notes the next step of a restart, if there is one.
@@ -496,7 +511,7 @@ impl Servers {
                 Others::Stay if server.is_exclusive() => Others::Refuse,
                 others => others,
             },
-            only,
+            only: only.map(|client| client.session),
         };
         match server
             .link
@@ -521,6 +536,19 @@ impl Servers {
                 ))))
             }
             None => Some(Step::Over(Err(format!("Server {pid} has ended")))),
+        }
+    }
+
+    /// A server that has ended was ready before: it had gone on with the clients, and may have ended with the last of them.
+    pub(super) fn note_adopted(&mut self, pid: i32) {
+        let adopted =
+            |restart: &&mut Restart| matches!(restart.step, Step::Adopts(next) if next == pid);
+        for restart in self.restarts.iter_mut().filter(adopted) {
+            let stay = restart.stay.clone();
+            restart.step = Step::Over(Ok(Restarted {
+                server: pid,
+                stay: stay.map(|stay| (restart.server, stay)),
+            }));
         }
     }
 
@@ -578,7 +606,7 @@ impl Servers {
             restart.server == pid && matches!(restart.step, Step::Rests | Step::Adopts(_))
         };
         let restart = self.restarts.iter_mut().find(of_server);
-        let is_separated = restart.as_ref().is_some_and(|one| one.only.is_some());
+        let only = restart.as_ref().and_then(|one| one.only);
         if let Some(restart) = restart {
             restart.stay = Some(stay);
             if next.is_none() {
@@ -586,8 +614,8 @@ impl Servers {
                 restart.step = Step::Over(Err(why.into()));
             }
         }
-        if is_separated {
-            return self.note_separated(next);
+        if let Some(client) = only {
+            return self.note_separated(next, client);
         }
         if let Some(server) = self.by_pid_mut(pid) {
             server.left_behind = true;

@@ -1,8 +1,8 @@
 //! Programs with conditional nodes in graphs, which may end a context that other programs use: each moves to a server of its own.
 
-use mpsshim_tests::control_daemon::{Place, wait_until};
+use mpsshim_tests::control_daemon::{Place, two_users, wait_until};
 use mpsshim_tests::programs::{client, succeed};
-use mpsshim_tests::scene::daemon_with;
+use mpsshim_tests::scene::{daemon_with, daemon_with_options};
 use mpsshim_tests::survivors::{Survivor, server, wait_until_portable};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -107,16 +107,50 @@ fn a_program_that_is_alone_stays() {
 #[test]
 fn the_number_of_such_servers_is_bounded() {
     let place = place(&[("MPSSHIM_OWN_SERVERS", "1")]);
-    let [mut idle, mut first, mut second] = [(); 3].map(|()| Survivor::start(&place));
-    loops(&mut first, 1..=2);
-    loops(&mut second, 1..=2);
-    let [at, of_first, of_second] = [&idle, &first, &second].map(|one| server_of(&place, one));
-    assert!(at == of_second && of_first != at);
+    let mut idle = Survivor::start(&place);
+    let survivors = [(); 3].map(|()| Survivor::start(&place));
+    let survivors = std::thread::scope(|scope| {
+        let run = |mut survivor: Survivor| {
+            scope.spawn(move || {
+                loops(&mut survivor, 1..=2);
+                survivor
+            })
+        };
+        survivors
+            .map(run)
+            .map(|one| one.join().expect("its rounds"))
+    });
+    let usual = server_of(&place, &idle);
+    let stay = survivors
+        .iter()
+        .filter(|one| server_of(&place, one) == usual);
+    assert_eq!((stay.count(), servers(&place)), (2, 2));
     let log = place.log("control.log");
     let told = "there are as many servers for single clients as there may be";
-    assert_eq!(log.matches(told).count(), 1, "{log}");
+    assert_eq!(log.matches(told).count(), 2, "{log}");
     idle.round();
-    for one in [idle, first, second] {
+    survivors.into_iter().for_each(Survivor::end);
+    idle.end();
+}
+
+#[test]
+fn each_user_may_have_such_a_server() {
+    let Some([one, two]) = two_users() else {
+        return;
+    };
+    let settings = [("SOFTGPU_LOOPS", "fault"), ("MPSSHIM_OWN_SERVERS", "1")];
+    let place = daemon_with_options(&["-d", "-M"], &settings);
+    let mut idle = Survivor::start(&place);
+    let start = |user| Survivor::start_as(&place, user, user);
+    let [mut first, mut second, mut other] = [one, one, two].map(start);
+    for survivor in [&mut first, &mut second, &mut other] {
+        loops(survivor, 1..=2);
+    }
+    let usual = server_of(&place, &idle);
+    let stay = [&first, &second, &other].map(|one| server_of(&place, one) == usual);
+    assert_eq!(stay, [false, true, false]);
+    idle.round();
+    for one in [idle, first, second, other] {
         one.end();
     }
 }
