@@ -876,7 +876,7 @@ impl Servers {
                 };
                 let what = match &start {
                     Start::Standby { of, .. } => format!("standby {pid} of server {of}"),
-                    Start::Anew | Start::With(_) => format!("new server {pid}"),
+                    Start::Anew | Start::With { .. } => format!("new server {pid}"),
                 };
                 tracing::info!(as_pid = u64::from(pid), "Starting {what} for {served}");
                 // Linux process ids have 22 bits.
@@ -884,6 +884,7 @@ impl Servers {
                 let trusted = self.launcher.trusts(owner.uid);
                 let identity = (pid as i32, owner);
                 let mut server = Server::new(identity, trusted, process, link, limits);
+                server.for_single = start.is_single();
                 server.release = executable.spoken().clone();
                 server.executable = Some(Arc::clone(executable));
                 if !self.releases.is_installed(executable) {
@@ -894,7 +895,7 @@ impl Servers {
                 }
                 match start {
                     Start::Anew => {}
-                    Start::With(keeper) => server.keeper = Some(keeper),
+                    Start::With { keeper, .. } => server.keeper = Some(keeper),
                     Start::Standby { of, .. } => server.standby_of = Some(of),
                 }
                 server.quarantined = program;

@@ -73,14 +73,31 @@ pub enum Start {
     /// No sessions.
     Anew,
     /// The sessions held by this keeper.
-    With(Stranger),
+    With {
+        /// The keeper.
+        keeper: Stranger,
+        /// It holds a single session.
+        single: bool,
+    },
     /// The sessions of another server, when it ends.
     Standby {
         /// Process id of that server.
         of: i32,
         /// Create the context only then: the devices admit one process.
         without_context: bool,
+        /// A single session of that server, at once.
+        single: bool,
     },
+}
+
+impl Start {
+    /// Whether the server is for a single client.
+    pub fn is_single(&self) -> bool {
+        match self {
+            Start::Anew => false,
+            Start::With { single, .. } | Start::Standby { single, .. } => *single,
+        }
+    }
 }
 
 impl Launcher {
@@ -206,7 +223,7 @@ impl Launcher {
         }
         // Likewise, the connection to the keeper is its standard output, until the server has taken it.
         match start {
-            Start::With(keeper) => command
+            Start::With { keeper, .. } => command
                 .args(["--keeper-fd", "1"])
                 .stdout(keeper.as_fd().try_clone_to_owned()?),
             Start::Standby {
@@ -220,7 +237,8 @@ impl Launcher {
             }
             Start::Anew => command.stdout(self.log.try_clone()?),
         };
-        if std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
+        // A single program has the driver's own number, with which a context is created sooner.
+        if !start.is_single() && std::env::var_os("CUDA_DEVICE_MAX_CONNECTIONS").is_none() {
             // The maximum number of hardware queues, so that clients' streams seldom wait for each other.
             command.env("CUDA_DEVICE_MAX_CONNECTIONS", "32");
         }

@@ -177,6 +177,8 @@ pub struct Server {
     pub(super) left_behind: bool,
     /// It serves one client of this user, which needs a server of its own, and ends with it.
     pub(super) single: Option<u32>,
+    /// It was started for a single client, with few hardware queues.
+    pub(super) for_single: bool,
     /// It does not know yet whether clients may get servers of their own.
     pub(super) asks_separation: bool,
     /// Sessions that have asked for a server of their own.
@@ -280,6 +282,7 @@ impl Server {
             parted: None,
             left_behind: false,
             single: None,
+            for_single: false,
             asks_separation: false,
             need_own: VecDeque::new(),
             later: Later::default(),

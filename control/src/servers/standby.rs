@@ -264,7 +264,7 @@ impl Servers {
         let mut before = self.restarts.iter().filter(|restart| restart.server == pid);
         let step = match (before.next(), before.next()) {
             (None, _) => {
-                self.prepare_restart(pid)?;
+                self.prepare_restart(pid, only.is_some())?;
                 Step::Prepares
             }
             // That takes a moment.
@@ -288,11 +288,11 @@ impl Servers {
         Ok(())
     }
 
-    /// Starts the standby that is to replace a server, if it has none.
+    /// Starts the standby that is to replace a server, or to go on with a single client of it, if it has none.
     ///
     /// # Errors
     /// Why the server cannot be replaced, in words.
-    fn prepare_restart(&mut self, pid: i32) -> Result<(), String> {
+    fn prepare_restart(&mut self, pid: i32, single: bool) -> Result<(), String> {
         let server = self.by_pid(pid);
         let server = server.ok_or_else(|| format!("Server {pid} not found"))?;
         if !server.may_hand_over() || server.link.is_none() {
@@ -306,10 +306,11 @@ impl Servers {
                 "Server {pid} has no keeper: its clients end with it"
             ));
         }
+        let single = single || server.single.is_some();
         self.releases.installed().fits()?;
-        self.end_outdated_standby(pid);
+        self.end_unfit_standby(pid, single);
         if self.standby_of(pid).is_none() {
-            self.start_next(pid)?;
+            self.start_next(pid, single)?;
         }
         Ok(())
     }
@@ -324,19 +325,21 @@ impl Servers {
         if waits {
             return None;
         }
-        Some(match self.prepare_restart(pid) {
+        Some(match self.prepare_restart(pid, false) {
             Ok(()) => Step::Prepares,
             Err(why) => Step::Over(Err(why)),
         })
     }
 
-    /// Ends the standby of a server if another executable has been installed since it was started.
-    fn end_outdated_standby(&mut self, pid: i32) {
+    /// Ends the standby of a server if another executable has been installed since it was started, or if it was started for a
+    /// single client and is now for all.
+    fn end_unfit_standby(&mut self, pid: i32, single: bool) {
         let Some(at) = self.standby_of(pid) else {
             return;
         };
         let executable = self.running[at].executable.as_ref();
-        if !executable.is_some_and(|one| self.releases.is_installed(one)) {
+        let is_outdated = !executable.is_some_and(|one| self.releases.is_installed(one));
+        if is_outdated || self.running[at].for_single && !single {
             self.running[at].stop(true);
         }
     }
@@ -345,13 +348,14 @@ impl Servers {
     ///
     /// # Errors
     /// Why that is impossible, in words.
-    pub(super) fn start_next(&mut self, pid: i32) -> Result<(), String> {
+    pub(super) fn start_next(&mut self, pid: i32, single: bool) -> Result<(), String> {
         let server = self.by_pid(pid);
         let server = server.ok_or_else(|| format!("Server {pid} has ended"))?;
         let (owner, program) = (server.owner(), server.quarantined.clone());
         let start = Start::Standby {
             of: pid,
             without_context: server.is_exclusive(),
+            single,
         };
         let installed = self.releases.installed();
         let standby = self.start((owner, program), start, &installed);
@@ -632,7 +636,9 @@ impl Servers {
             Err(keeper) => {
                 let program = before.quarantined.clone();
                 let next = self.releases.restoring(&before.release);
-                self.start((before.owner, program), Start::With(keeper), &next)?
+                let single = before.single.is_some();
+                let start = Start::With { keeper, single };
+                self.start((before.owner, program), start, &next)?
             }
         };
         if let Some(next) = self.by_pid_mut(next) {
@@ -721,6 +727,7 @@ impl Servers {
             let start = Start::Standby {
                 of: pid,
                 without_context: false,
+                single: false,
             };
             let release = server.release.clone();
             let next = self.releases.restoring(&release);

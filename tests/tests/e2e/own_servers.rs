@@ -27,6 +27,13 @@ fn server_of(place: &Place, survivor: &Survivor) -> i32 {
         .expect("a process id")
 }
 
+/// Whether a server has more hardware queues than the driver's default.
+fn has_many_queues(pid: i32) -> bool {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).expect("a server");
+    let mut parts = environment.split(|byte| *byte == 0);
+    parts.any(|part| part.starts_with(b"CUDA_DEVICE_MAX_CONNECTIONS="))
+}
+
 /// Does a round with loops, which is right, so many times.
 fn loops(survivor: &mut Survivor, rounds: std::ops::RangeInclusive<u32>) {
     for round in rounds {
@@ -44,6 +51,8 @@ fn each_program_with_loops_gets_a_server_of_its_own() {
     let [at, of_first, of_second] = [&idle, &first, &second].map(|one| server_of(&place, one));
     assert_eq!(at, usual);
     assert!(of_first != of_second && of_first != usual && of_second != usual);
+    let many = [usual, of_first, of_second].map(has_many_queues);
+    assert_eq!(many, [true, false, false]);
     for one in [&mut idle, &mut first, &mut second] {
         one.round();
     }
