@@ -500,10 +500,6 @@ impl Servers {
         self.end_trace_of(&mut server);
         self.weigh(server.take_findings());
         let pid = server.pid;
-        // It has reported them when it was ready.
-        if !server.devices.is_empty() {
-            self.note_adopted(pid);
-        }
         match status {
             Some(status) => {
                 // As in a shell: 128 plus the signal's number.
@@ -516,6 +512,10 @@ impl Servers {
         let clients = server.sessions.len() + server.handed_over.len();
         if server.succeeded || self.succeed(&mut server) {
             return;
+        }
+        // It has reported them when it was ready.
+        if !server.devices.is_empty() {
+            self.note_adopted(pid);
         }
         if let Some(of) = server.standby_of {
             if server.state != State::Stopping {

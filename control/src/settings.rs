@@ -283,10 +283,11 @@ pub const TABLE: &[Setting] = &[
         name: OWN_SERVERS,
         key: Some("own_servers"),
         default: "8",
-        meaning: "Most servers for single programs. Graphs with conditional nodes (CUDA 12.3 and later, loops of JAX) may end a \
-                  context in which other programs work (driver 580), so a program that launches such graphs beside others \
-                  moves to a server of its own, which ends with it. Each costs the device memory of one more context, and works in \
-                  time slices beside the others. Each user can have one, however many others have. 0: such programs share a server, and take turns. Read by the daemon.",
+        meaning: "Maximum number of servers that serve a single program; beyond it, each user can still have one. Graphs with \
+                  conditional nodes (CUDA 12.3 and later, loops of JAX) can end a context in which other programs work (driver \
+                  580), so a program that launches such graphs beside others moves to a server of its own, which ends with it. \
+                  Such a server uses the device memory of one more context, and shares the device with the others by time \
+                  slices. 0: such programs share a server and take turns. Read by the daemon.",
     },
     Setting {
         name: QUARANTINE,

@@ -297,8 +297,7 @@ impl Engine {
 
     /// Brings the sessions to rest for the next server, as requested, and sends their numbers. If some stay, the objects of
     /// the rest are freed, with [`EngineEvent::Gone`] for each, and a connection to their new keeper is sent
-    /// ([`Leaving::parting`]). If all are at rest, nothing is executed any more,
-    /// and the process has to end.
+    /// ([`Leaving::parting`]). If all are at rest, nothing is executed any more, and the process has to end.
     ///
     /// # Errors
     /// If no thread can be started.

@@ -141,7 +141,9 @@ impl Servers {
         }
         let Some(standby) = self.standby_of(pid) else {
             self.restarts[at].until = self.restarts[at].starts_by;
-            let single = self.restarts[at].only.is_some();
+            let single = self
+                .by_pid(pid)
+                .is_some_and(|server| server.single.is_some());
             return match self.start_next(pid, single) {
                 Ok(()) => Some(Step::Prepares),
                 Err(why) => Some(Step::Over(Err(why))),

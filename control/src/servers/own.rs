@@ -3,6 +3,7 @@
 
 use super::standby::{Restart, Single, Step};
 use super::{Server, Servers};
+use crate::logging::limit;
 
 impl Server {
     /// A session needs a server of its own.
@@ -41,18 +42,13 @@ impl Servers {
         let in_need = self.running.iter().filter(|one| !one.need_own.is_empty());
         let pids: Vec<i32> = in_need.map(|one| one.pid).collect();
         for pid in pids {
-            while !self.is_being_restarted(pid)
+            while self.is_restarted(pid)
                 && self.by_pid(pid).is_some_and(Server::may_hand_over)
                 && let Some(session) = self.next_in_need(pid)
             {
                 self.begin_separation(pid, session);
             }
         }
-    }
-
-    fn is_being_restarted(&self, pid: i32) -> bool {
-        let mut restarts = self.restarts.iter();
-        restarts.any(|one| one.server == pid && !matches!(one.step, Step::Over(_)))
     }
 
     fn next_in_need(&mut self, pid: i32) -> Option<u64> {
@@ -68,19 +64,21 @@ impl Servers {
             return;
         };
         let (client, uid) = (client.pid, client.uid);
+        let _guard = limit::caused_by_user(uid);
         if server.sessions.len() == 1 {
             // It is alone by now.
             return server.tell_to_share(session);
         }
+        let single = Single { session, uid };
         let begun = match self.has_room_for_own(uid) {
-            true => self.separate(pid, Single { session, uid }),
+            true => self.separate(pid, single),
             false => Err("there are as many servers for single clients as there may be".into()),
         };
         match begun {
             Ok(()) => tracing::info!(
                 "Client {client} of server {pid} gets a server of its own, for its graphs with conditional nodes"
             ),
-            Err(why) => self.decline(pid, session, &why),
+            Err(why) => self.decline(pid, single, &why),
         }
     }
 
@@ -88,23 +86,26 @@ impl Servers {
     fn has_room_for_own(&self, uid: u32) -> bool {
         let most = self.launcher.own_servers();
         let running = self.running.iter().filter_map(|server| server.single);
-        let coming = self.restarts.iter().filter_map(|restart| restart.only);
-        let coming = coming.map(|client| client.uid);
+        // During the adoption, the server is among the running ones.
+        let is_coming = |restart: &&Restart| !matches!(restart.step, Step::Adopts(_));
+        let coming = self.restarts.iter().filter(is_coming);
+        let coming = coming.filter_map(|restart| Some(restart.only?.uid));
         let users: Vec<u32> = running.chain(coming).collect();
         most > 0 && !self.closing && (users.len() < most || !users.contains(&uid))
     }
 
-    fn decline(&self, pid: i32, session: u64, why: &str) {
+    fn decline(&self, pid: i32, single: Single, why: &str) {
+        let _guard = limit::caused_by_user(single.uid);
         let Some(server) = self.by_pid(pid) else {
             return;
         };
-        if let Some(client) = server.sessions.get(&session) {
+        if let Some(client) = server.sessions.get(&single.session) {
             tracing::warn!(
                 "Client {} of server {pid} shares it, although its graphs with conditional nodes may end the context: {why}",
                 client.pid
             );
         }
-        server.tell_to_share(session);
+        server.tell_to_share(single.session);
     }
 
     /// The client that has left goes on in this server, which ends with it.
@@ -125,7 +126,7 @@ impl Servers {
         let any = !over.is_empty();
         for restart in over {
             if let (Step::Over(Err(why)), Some(client)) = (restart.step, restart.only) {
-                self.decline(restart.server, client.session, &why);
+                self.decline(restart.server, client, &why);
             }
         }
         any

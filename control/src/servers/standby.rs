@@ -55,9 +55,25 @@ pub struct Restart {
     stay: Option<String>,
 }
 
+impl Restart {
+    fn is_over(&self) -> bool {
+        matches!(self.step, Step::Over(_))
+    }
+
+    /// The outcome once this server goes on with the clients.
+    fn succeeded(&self, next: i32) -> Step {
+        let stay = self.stay.clone();
+        Step::Over(Ok(Restarted {
+            server: next,
+            stay: stay.map(|stay| (self.server, stay)),
+        }))
+    }
+}
+
 /// A client that gets a server of its own.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Single {
+    /// Number of its session.
     pub(super) session: u64,
     /// User id.
     pub(super) uid: u32,
@@ -260,15 +276,16 @@ impl Servers {
     ) -> Result<(), String> {
         // Drops results of earlier restarts that were never fetched.
         self.restarts
-            .retain(|restart| restart.server != pid || !matches!(restart.step, Step::Over(_)));
-        let mut before = self.restarts.iter().filter(|restart| restart.server == pid);
-        let step = match (before.next(), before.next()) {
-            (None, _) => {
+            .retain(|restart| restart.server != pid || !restart.is_over());
+        let before = self.restarts.iter().filter(|restart| restart.server == pid);
+        let are_separations: Vec<bool> = before.map(|restart| restart.only.is_some()).collect();
+        let step = match are_separations[..] {
+            [] => {
                 self.prepare_restart(pid, only.is_some())?;
                 Step::Prepares
             }
             // That takes a moment.
-            (Some(one), None) if one.only.is_some() && only.is_none() => Step::Queued,
+            [true] if only.is_none() => Step::Queued,
             _ => return Err(format!("Server {pid} is being restarted")),
         };
         let now = Instant::now();
@@ -318,11 +335,7 @@ impl Servers {
     /// Begins a restart that waited for a client to get a server of its own.
     fn begin_queued(&mut self, at: usize) -> Option<Step> {
         let pid = self.restarts[at].server;
-        let mut others = self.restarts.iter().enumerate();
-        let waits = others.any(|(other, restart)| {
-            other != at && restart.server == pid && !matches!(restart.step, Step::Over(_))
-        });
-        if waits {
+        if self.restart_of(pid) != Some(at) {
             return None;
         }
         Some(match self.prepare_restart(pid, false) {
@@ -363,11 +376,15 @@ impl Servers {
         Ok(())
     }
 
+    /// The first restart of this server that is not over.
+    fn restart_of(&self, pid: i32) -> Option<usize> {
+        let is_its = |restart: &Restart| restart.server == pid && !restart.is_over();
+        self.restarts.iter().position(is_its)
+    }
+
     /// Whether the restart of this server is over.
     pub fn is_restarted(&self, pid: i32) -> bool {
-        let of_server = |restart: &&Restart| restart.server == pid;
-        let restart = self.restarts.iter().find(of_server);
-        restart.is_none_or(|restart| matches!(restart.step, Step::Over(_)))
+        self.restart_of(pid).is_none()
     }
 
     /// The server that has replaced a server, or the reason of the failure, in words. Returned only once.
@@ -413,7 +430,7 @@ impl Servers {
                 Step::Prepares => self.ask_to_hand_over(at),
                 Step::LoadsAhead => self.look_whether_loaded(at),
                 Step::Rests => self.look_whether_it_stays(server),
-                Step::Adopts(next) => self.look_at_adoption(server, *next, &self.restarts[at].stay),
+                Step::Adopts(next) => self.look_at_adoption(at, *next),
                 Step::Over(_) => None,
             };
             self.take_step(at, next);
@@ -443,8 +460,7 @@ impl Servers {
 
     /// When [`Servers::expire_restarts`] has something to do next.
     pub(super) fn restart_deadline(&self) -> Option<Instant> {
-        let waits = |restart: &&Restart| !matches!(restart.step, Step::Over(_));
-        let waiting = self.restarts.iter().filter(waits);
+        let waiting = self.restarts.iter().filter(|restart| !restart.is_over());
         waiting.map(|restart| restart.until).min()
     }
 
@@ -487,8 +503,7 @@ impl Servers {
             let step = self.end_loading(at);
             self.take_step(at, step);
         }
-        self.end_separations();
-        self.stop_unneeded_standbys();
+        self.advance_restarts();
     }
 
     fn ask_to_hand_over(&mut self, at: usize) -> Option<Step> {
@@ -548,20 +563,13 @@ impl Servers {
         let adopted =
             |restart: &&mut Restart| matches!(restart.step, Step::Adopts(next) if next == pid);
         for restart in self.restarts.iter_mut().filter(adopted) {
-            let stay = restart.stay.clone();
-            restart.step = Step::Over(Ok(Restarted {
-                server: pid,
-                stay: stay.map(|stay| (restart.server, stay)),
-            }));
+            restart.step = restart.succeeded(pid);
         }
     }
 
-    fn look_at_adoption(&self, pid: i32, next: i32, stay: &Option<String>) -> Option<Step> {
+    fn look_at_adoption(&self, at: usize, next: i32) -> Option<Step> {
         match self.by_pid(next) {
-            Some(server) if server.is_serving() => Some(Step::Over(Ok(Restarted {
-                server: next,
-                stay: stay.clone().map(|stay| (pid, stay)),
-            }))),
+            Some(server) if server.is_serving() => Some(self.restarts[at].succeeded(next)),
             Some(server) if server.is_starting() => None,
             _ => Some(Step::Over(Err(format!(
                 "the next server, {next}, has ended"
@@ -757,12 +765,9 @@ impl Servers {
             else {
                 continue;
             };
-            let is_restarted = self
-                .restarts
-                .iter()
-                .any(|restart| restart.server == of && !matches!(restart.step, Step::Over(_)));
+            let is_restarted = self.is_restarted(of);
             let is_there = self.by_pid(of).is_some_and(|server| !server.succeeded);
-            if !is_there || !is_restarted && !self.launcher.keeps_standbys() {
+            if !is_there || is_restarted && !self.launcher.keeps_standbys() {
                 self.running[at].stop(true);
             }
         }

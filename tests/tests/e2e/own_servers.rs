@@ -1,5 +1,6 @@
 //! Programs with conditional nodes in graphs, which may end a context that other programs use: each moves to a server of its own.
 
+use crate::restart::servers;
 use mpsshim_tests::control_daemon::{Place, two_users, wait_until};
 use mpsshim_tests::programs::{client, succeed};
 use mpsshim_tests::scene::{daemon_with, daemon_with_options};
@@ -11,10 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 fn place(more: &[(&str, &str)]) -> Place {
     // Loops of several clients, or beside work of others, end their context.
     daemon_with(&[&[("SOFTGPU_LOOPS", "fault")], more].concat())
-}
-
-fn servers(place: &Place) -> usize {
-    place.control(&["get_server_list"]).out.lines().count()
 }
 
 /// The server of a program.
@@ -34,11 +31,30 @@ fn has_many_queues(pid: i32) -> bool {
     parts.any(|part| part.starts_with(b"CUDA_DEVICE_MAX_CONNECTIONS="))
 }
 
-/// Does a round with loops, which is right, so many times.
+/// Does these rounds with loops, which are right.
 fn loops(survivor: &mut Survivor, rounds: std::ops::RangeInclusive<u32>) {
     for round in rounds {
         assert_eq!(survivor.ask("loop"), format!("looped {round}"));
     }
+}
+
+/// As [`loops`], with several programs at the same time.
+fn loops_of_all<const N: usize>(
+    survivors: [Survivor; N],
+    rounds: u32,
+    meanwhile: impl FnOnce(),
+) -> [Survivor; N] {
+    std::thread::scope(|scope| {
+        let run = |mut survivor: Survivor| {
+            scope.spawn(move || {
+                loops(&mut survivor, 1..=rounds);
+                survivor
+            })
+        };
+        let all = survivors.map(run);
+        meanwhile();
+        all.map(|one| one.join().expect("its rounds"))
+    })
 }
 
 #[test]
@@ -77,17 +93,7 @@ fn programs_with_loops_at_the_same_time_get_servers_one_after_the_other() {
     let place = place(&[]);
     let mut idle = Survivor::start(&place);
     let survivors = [(); 4].map(|()| Survivor::start(&place));
-    let survivors = std::thread::scope(|scope| {
-        let run = |mut survivor: Survivor| {
-            scope.spawn(move || {
-                loops(&mut survivor, 1..=10);
-                survivor
-            })
-        };
-        let all = survivors.map(run);
-        idle.round();
-        all.map(|one| one.join().expect("its rounds"))
-    });
+    let survivors = loops_of_all(survivors, 10, || idle.round());
     let mut all: Vec<i32> = survivors.iter().map(|one| server_of(&place, one)).collect();
     all.push(server_of(&place, &idle));
     all.sort_unstable();
@@ -118,17 +124,7 @@ fn the_number_of_such_servers_is_bounded() {
     let place = place(&[("MPSSHIM_OWN_SERVERS", "1")]);
     let mut idle = Survivor::start(&place);
     let survivors = [(); 3].map(|()| Survivor::start(&place));
-    let survivors = std::thread::scope(|scope| {
-        let run = |mut survivor: Survivor| {
-            scope.spawn(move || {
-                loops(&mut survivor, 1..=2);
-                survivor
-            })
-        };
-        survivors
-            .map(run)
-            .map(|one| one.join().expect("its rounds"))
-    });
+    let survivors = loops_of_all(survivors, 2, || {});
     let usual = server_of(&place, &idle);
     let stay = survivors
         .iter()

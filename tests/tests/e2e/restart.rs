@@ -43,7 +43,7 @@ pub fn restart(place: &Place, options: &[&str]) -> Result<i32, String> {
     }
 }
 
-fn servers(place: &Place) -> usize {
+pub fn servers(place: &Place) -> usize {
     place.control(&["get_server_list"]).out.lines().count()
 }
 

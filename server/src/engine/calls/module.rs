@@ -638,7 +638,7 @@ pub fn images_in_the_way(session: &Session) -> Vec<u64> {
 ///
 /// # Errors
 /// As [`load_elsewhere`].
-pub fn load_elsewhere_again<'a>(
+pub fn load_restored_elsewhere<'a>(
     session: &mut Session,
     shared: &Shared,
     handle: u64,
@@ -1113,7 +1113,7 @@ mod tests {
             let mut records = test.session.shared.description.records();
             records.retain(|record| record.kind == kinds::Kind::Variable);
             let (shared, session) = (test.shared.clone(), &mut test.session);
-            let again = load_elsewhere_again(session, &shared, image, records.iter());
+            let again = load_restored_elsewhere(session, &shared, image, records.iter());
             let keys: Vec<u64> = again.expect("loaded").iter().map(|one| one.key).collect();
             assert_eq!(keys, [first]);
             assert!(

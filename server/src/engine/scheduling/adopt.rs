@@ -13,7 +13,7 @@ use crate::engine::base::kinds::{Kind, SURFACE, Stage, for_each_kind};
 use crate::engine::base::memory_file::MemoryFile;
 use crate::engine::base::moment::Moment;
 use crate::engine::base::side::{self, Side};
-use crate::engine::calls::module::{MOST_LOADS, images_in_the_way, load_elsewhere_again};
+use crate::engine::calls::module::{MOST_LOADS, images_in_the_way, load_restored_elsewhere};
 use crate::engine::gpu::client_segment::Segment;
 use crate::engine::images::contents::Content;
 use crate::engine::lasting::contents::take_files;
@@ -445,11 +445,13 @@ fn make_room(
     spent: &mut Spent,
 ) -> Result<(), Lost> {
     for _ in 0..MOST_LOADS {
-        for image in images_in_the_way(session) {
+        let images = images_in_the_way(session);
+        if images.is_empty() {
+            break;
+        }
+        for image in images {
             let known = objects.iter().filter(|one| one.kind == Kind::Variable);
-            session.flow.moment = Some(Moment::endless());
-            let again = load_elsewhere_again(session, shared, image, known);
-            session.flow.moment = None;
+            let again = load_restored_elsewhere(session, shared, image, known);
             // An image that can be loaded once only stays where it is.
             for record in again.unwrap_or_default() {
                 realise(shared, session, std::slice::from_ref(record), files, spent)?;

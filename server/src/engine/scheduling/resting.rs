@@ -85,8 +85,7 @@ impl Shared {
         let (sessions, stay) = self.come_to_rest(patience, others == Others::End, formats)?;
         let parting = match stay {
             Some(stay) if others == Others::Refuse => {
-                self.fate.call_off();
-                self.lanes.wake_dispatchers();
+                self.call_off();
                 return Err(format!("{stay}; {ONE_SERVER}"));
             }
             Some(stay) => {
@@ -98,29 +97,34 @@ impl Shared {
         Ok(Leaving { sessions, parting })
     }
 
+    /// All sessions go on here.
+    fn call_off(&self) {
+        self.fate.call_off();
+        self.lanes.wake_dispatchers();
+    }
+
     /// Brings one session to rest, which leaves. The others work meanwhile.
     fn hand_over_one(&self, number: u64, patience: Duration, formats: &[u64]) -> Rested {
-        let Some(session) = self.roster.session(number) else {
-            self.fate.call_off();
-            return Err("it has ended".into());
+        let session = self.roster.session(number);
+        let rested = match &session {
+            Some(session) => self.rest_one(session, patience, formats),
+            None => Err("it has ended".into()),
         };
-        let parted = self.rest_one(&session, patience, formats);
-        let parted = parted.and_then(|()| self.part(&[number]));
-        match parted {
-            Ok(keeper) => Ok(Leaving {
-                sessions: vec![number],
-                parting: Some(Parting {
-                    stay: "one client leaves for a server of its own".into(),
-                    keeper,
-                }),
+        let keeper = rested
+            .and_then(|()| self.part(&[number]))
+            .inspect_err(|_| {
+                if let Some(session) = session {
+                    session.own_server.stays();
+                }
+                self.call_off();
+            })?;
+        Ok(Leaving {
+            sessions: vec![number],
+            parting: Some(Parting {
+                stay: "the request is for one client".into(),
+                keeper,
             }),
-            Err(why) => {
-                session.own_server.stays();
-                self.fate.call_off();
-                self.lanes.wake_dispatchers();
-                Err(why)
-            }
-        }
+        })
     }
 
     /// Brings one session to rest.
@@ -129,27 +133,24 @@ impl Shared {
     /// Why it cannot be handed over, in words.
     fn rest_one(
         &self,
-        session: &Arc<SessionShared>,
+        session: &SessionShared,
         patience: Duration,
         formats: &[u64],
     ) -> Result<(), String> {
         let number = session.info.session;
         let attempt = self.ask_to_rest(|other| other.info.session != number)?;
-        let mut awake = self.await_rest(attempt, Instant::now() + patience, formats)?;
-        let bound = take_bound(&mut awake, formats).into_iter().next();
-        let connected = session.connected.load(Ordering::SeqCst);
-        let why = match bound.map(|Stays(_, why)| why) {
-            Some(why) => Some(why),
-            None if !awake.is_empty() => Some("has not come to rest".into()),
-            None if connected => Some("shares memory with other clients".into()),
-            None => bond_of(session, Bonds::default(), formats),
-        };
+        self.await_rest(attempt, Instant::now() + patience, formats)?;
         let rests = session.rested.load(Ordering::Acquire) == attempt && session.is_at_rest();
-        match why {
-            Some(why) => Err(format!("client {} {why}", session.info.pid)),
-            None if !rests => Err("it has ended".into()),
-            None => Ok(()),
-        }
+        let why = if let Some(why) = bond_of(session, Bonds::default(), formats) {
+            why
+        } else if session.connected.load(Ordering::SeqCst) {
+            "shares memory with other clients".into()
+        } else if !rests {
+            "has not come to rest, or has ended".into()
+        } else {
+            return Ok(());
+        };
+        Err(format!("client {} {why}", session.info.pid))
     }
 
     /// Brings the sessions to rest. Returns the numbers of the leaving ones, which execute nothing any more, and the
@@ -312,8 +313,7 @@ impl Shared {
                 return Ok(awake);
             }
             if self.gpu.is_lost() {
-                self.fate.call_off();
-                self.lanes.wake_dispatchers();
+                self.call_off();
                 return Err("the context is lost".into());
             }
             if self.fate.resting.load(Ordering::SeqCst) != number {

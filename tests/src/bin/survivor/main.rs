@@ -578,6 +578,19 @@ fn say(line: &str) {
     let _ = io::stdout().flush();
 }
 
+/// Does a round with objects that are made for the first one. `None`: something was not as it was left.
+fn again<T>(
+    kept: &mut Option<T>,
+    make: impl FnOnce() -> Status<T>,
+    round: impl FnOnce(&mut T) -> Status<Option<u32>>,
+) -> Status<Option<u32>> {
+    let own = match kept {
+        Some(own) => own,
+        None => kept.insert(make()?),
+    };
+    round(own)
+}
+
 /// Carries out commands, and says what came of each.
 fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> {
     let mut state = State::new()?;
@@ -686,114 +699,102 @@ fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> 
                 say(&format!("destroyed, {} left", one.destroy()?));
             }
             "replay" => {
-                let mut own = match graphs.take() {
-                    Some(own) => own,
-                    None => Graphs::new(state.fill)?,
-                };
-                let Some(round) = own.round()? else {
+                let done = again(&mut graphs, || Graphs::new(state.fill), |own| own.round())?;
+                let Some(round) = done else {
                     return Ok(false);
                 };
-                graphs = Some(own);
                 say(&format!("replayed {round}"));
             }
             "loop" => {
-                let mut own = match loops.take() {
-                    Some(own) => own,
-                    None => Loops::new(state.streams[0])?,
-                };
-                let Some(round) = own.round()? else {
+                let done = again(
+                    &mut loops,
+                    || Loops::new(state.streams[0]),
+                    |own| own.round(),
+                )?;
+                let Some(round) = done else {
                     return Ok(false);
                 };
-                loops = Some(own);
                 say(&format!("looped {round}"));
             }
             "host" => {
-                let mut own = match hosts.take() {
-                    Some(own) => own,
-                    None => Hosts::new(state.streams[0])?,
-                };
-                let Some(round) = own.round()? else {
+                let done = again(
+                    &mut hosts,
+                    || Hosts::new(state.streams[0]),
+                    |own| own.round(),
+                )?;
+                let Some(round) = done else {
                     return Ok(false);
                 };
-                hosts = Some(own);
                 say(&format!("hosted {round}"));
             }
             "pool" => {
-                let mut own = match pools.take() {
-                    Some(own) => own,
-                    None => Pools::new(state.streams[1])?,
-                };
-                let Some(round) = own.round()? else {
+                let done = again(
+                    &mut pools,
+                    || Pools::new(state.streams[1]),
+                    |own| own.round(),
+                )?;
+                let Some(round) = done else {
                     return Ok(false);
                 };
-                pools = Some(own);
                 say(&format!("pooled {round}"));
             }
             "register" => {
-                let mut own = match registered.take() {
-                    Some(own) => own,
-                    None => Registered::new(state.fill, state.streams[0])?,
-                };
-                let Some(round) = own.round()? else {
+                let done = again(
+                    &mut registered,
+                    || Registered::new(state.fill, state.streams[0]),
+                    |own| own.round(),
+                )?;
+                let Some(round) = done else {
                     return Ok(false);
                 };
-                registered = Some(own);
                 say(&format!("registered {round}"));
             }
             "texture" => {
-                let mut own = match textures.take() {
-                    Some(own) => own,
-                    None => Textures::new()?,
-                };
-                let Some(round) = own.round()? else {
+                let done = again(&mut textures, Textures::new, |own| own.round())?;
+                let Some(round) = done else {
                     return Ok(false);
                 };
-                textures = Some(own);
                 say(&format!("textured {round}"));
             }
             "part" => {
-                let mut own = match parts.take() {
-                    Some(own) => own,
-                    None => Parts::new()?,
-                };
-                let Some(round) = own.round()? else {
+                let done = again(&mut parts, Parts::new, |own| own.round())?;
+                let Some(round) = done else {
                     return Ok(false);
                 };
-                parts = Some(own);
                 say(&format!("parted {round}"));
             }
             "table" => {
-                let mut own = match tables.take() {
-                    Some(own) => own,
-                    None => Tables::new(state.streams[1])?,
-                };
-                let Some(round) = own.round()? else {
+                let done = again(
+                    &mut tables,
+                    || Tables::new(state.streams[1]),
+                    |own| own.round(),
+                )?;
+                let Some(round) = done else {
                     return Ok(false);
                 };
-                tables = Some(own);
                 say(&format!("tabled {round}"));
             }
             "infer" | "infer-registered" => {
                 let registers = command == "infer-registered";
-                let mut own = match infer.take() {
-                    Some(own) => own,
-                    None => Infer::new(state.fill, state.streams, registers)?,
-                };
-                let Some(requests) = own.serve(argument, 100)? else {
+                let done = again(
+                    &mut infer,
+                    || Infer::new(state.fill, state.streams, registers),
+                    |own| own.serve(argument, 100),
+                )?;
+                let Some(requests) = done else {
                     return Ok(false);
                 };
-                infer = Some(own);
                 say(&format!("inferred {requests}"));
             }
             "step" => {
-                let mut own = match steps.take() {
-                    Some(own) => own,
-                    None => Steps::new(state.fill, state.streams[0])?,
-                };
-                let Some(count) = own.step(argument)? else {
+                let done = again(
+                    &mut steps,
+                    || Steps::new(state.fill, state.streams[0]),
+                    |own| own.step(argument),
+                )?;
+                let Some(count) = done else {
                     return Ok(false);
                 };
-                steps = Some(own);
                 say(&format!("stepped {count}"));
             }
             "count" => {

@@ -25,10 +25,15 @@ pub fn may_launch_loop(session: &mut Session, shared: &Shared, exec: u64, stream
     if !exec.is_ok_and(|exec| exec.is_conditional) {
         return true;
     }
-    let may = ends_in_other_stream(session, &shared.gpu, stream)
-        && !awaits_own_server(session, shared)
+    if !ends_in_other_stream(session, &shared.gpu, stream) {
+        return false;
+    }
+    let has_others = others(session, shared).next().is_some();
+    // Work of a session that has ended may go on.
+    let is_alone = !has_others && shared.gpu.calm(session.side).is_still();
+    let may = !(has_others && awaits_own_server(session, shared))
         && may_take_turn(session, &shared.gpu)
-        && (is_alone(session, shared) || has_side(session, shared));
+        && (is_alone || has_side(session, shared));
     if may {
         session.flow.loops.stream = Some(stream);
     }
@@ -60,14 +65,9 @@ fn others(session: &Session, shared: &Shared) -> impl Iterator<Item = Arc<Sessio
     all.filter(move |other| other.info.session != own)
 }
 
-/// Whether no other session is on its side, nor work of one that has ended.
-fn is_alone(session: &Session, shared: &Shared) -> bool {
-    shared.gpu.calm(session.side).is_still() && others(session, shared).next().is_none()
-}
-
-/// Whether it is to move to a server of its own first, because other sessions are on its side.
+/// Whether the session, which shares its side with others, is to move to a server of its own first.
 fn awaits_own_server(session: &Session, shared: &Shared) -> bool {
-    if !shared.fate.separates.load(Ordering::Relaxed) || others(session, shared).next().is_none() {
+    if !shared.fate.separates.load(Ordering::Relaxed) {
         return false;
     }
     session.shared.own_server.waits(|| {
