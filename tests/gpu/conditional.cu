@@ -12,7 +12,7 @@
 //   M  a memset of 40 MiB                            S  twenty memsets of 4 KiB
 //   A  an allocation and a free of 4 MiB             P  a graph of two memsets
 // ORDER: `one` lets one graph with conditional nodes run at a time, by a lock; `events` orders them by events; `alone` lets
-// nothing else run meanwhile. Prints a line; exit status 1 if a call failed.
+// nothing else run meanwhile; `upload` lets them run beside each other, each with an upload ahead of it. Prints a line; exit status 1 if a call failed.
 
 #include <atomic>
 #include <cerrno>
@@ -99,6 +99,9 @@ class Conditional {
 
     void launch(CUstream stream) {
         CHECK(cuMemsetD32Async(left, rounds, 1, stream));
+        if (order == "upload") {
+            CHECK(cuGraphUpload(instance, stream));
+        }
         CHECK(cuGraphLaunch(instance, stream));
     }
 
@@ -172,7 +175,7 @@ void in_order(Conditional &graph, CUstream stream) {
         return;
     }
     std::unique_lock<std::mutex> lock(turn, std::defer_lock);
-    if (!order.empty()) {
+    if (!order.empty() && order != "upload") {
         lock.lock();
     }
     graph.launch(stream);
@@ -237,7 +240,7 @@ int main(int argc, char **argv) {
     const std::string threads = argc > 2 ? argv[2] : "";
     order = argc > 4 ? argv[4] : "";
     const bool known = threads.find_first_not_of("LNBCIMSAP") == std::string::npos &&
-                       (order.empty() || order == "one" || order == "events" || order == "alone");
+                       (order.empty() || order == "one" || order == "events" || order == "alone" || order == "upload");
     const double seconds = argc > 3 ? std::atof(argv[3]) : 4;
     if (threads.empty() || !known || seconds <= 0 || argc > 5) {
         std::fprintf(stderr, "usage: conditional PTX THREADS [SECONDS] [one|events|alone]; THREADS: letters of LNBCIMSAP\n");

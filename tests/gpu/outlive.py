@@ -5,9 +5,9 @@
                          [--clients survivor,survivor,jax,cupy,torch] [--drill] [--seconds 600]
 
 Each client answers requests and checks what it computes; `survivor` also checks that memory, pinned memory, streams, events
-and modules are what they were. A fault is another program's write to address 0x10, a kill is SIGKILL for the server. After
-each, every client gets a request at once; the slowest answer is the pause. While `restart_server` replaces the server, the
-clients get requests without a pause; the slowest answer is the pause. A client that is lost is started again.
+and modules are what they were. A fault is another program's write to address 0x10, a kill is SIGKILL for all servers. After
+each, every client gets a request at once; the slowest answer is the pause. While `restart_server` replaces one server after the
+other, the clients get requests without a pause; the slowest answer is the pause. A client that is lost is started again.
 
 With --drill each client makes rounds by itself, with 0 to 0.4 s of thought between them, and what happens does so at random
 instants; a client that is lost was either between two rounds at that instant, or in one. The pause is that of the slowest
@@ -71,17 +71,21 @@ def fault(system, processes, build, _):
     processes.end(faulty.process)
 
 
+def servers_of(system):
+    """All of them: a client with loops may have a server of its own."""
+    return parse_pids(system.command("get_server_list"))
+
+
 def kill(system, *_):
-    """The server's end."""
-    servers = parse_pids(system.command("get_server_list"))
-    for pid in servers[-1:]:
+    """The servers' end."""
+    for pid in servers_of(system):
         os.kill(pid, signal.SIGKILL)
 
 
 def restart(system):
-    """`restart_server` under clients that work all the time; what it says if it fails."""
-    said = system.command(f"restart_server {parse_pids(system.command('get_server_list'))[-1]}").strip()
-    return "" if said.isdigit() else said
+    """`restart_server` for each server under clients that work all the time; what it says where it fails."""
+    said = [system.command(f"restart_server {pid}", timeout=60).strip() for pid in servers_of(system)]
+    return "; ".join(text for text in said if not text.isdigit())
 
 
 def ask_without_pause(clients, act):
@@ -205,7 +209,7 @@ def drill(system, processes, options):
         look_at_bonds(system, rounds, 5)
     chance = random.Random(options.seed)
     deadline = time.monotonic() + options.seconds
-    counts = {"fault of another program": options.faults, "kill -9 of the server": options.kills,
+    counts = {"fault of another program": options.faults, "kill -9 of all servers": options.kills,
               "restart_server under load": options.restarts}
     # In turn, so that each kind has its share if the time is short.
     turns = [what for at in range(max(counts.values())) for what, count in counts.items() if at < count]
@@ -219,16 +223,17 @@ def drill(system, processes, options):
             if what.startswith("fault"):
                 faulty = Client("survivor", system, processes, options.build)
                 faulty.ask()
-            servers = parse_pids(system.command("get_server_list"))
             time.sleep(options.peace + chance.uniform(1, 2))
             for one in rounds:
                 one.usual, one.slowest = max(one.usual, one.slowest), 0.0
+            servers = servers_of(system)
             begun = [one.begun for one in rounds]
             said = ""
             if faulty:
                 faulty.ask("stray")
             elif what.startswith("kill"):
-                os.kill(servers[-1], signal.SIGKILL)
+                for pid in servers:
+                    os.kill(pid, signal.SIGKILL)
             was_idle = [one.is_idle_since(before) for one, before in zip(rounds, begun)]
             if faulty:
                 processes.end(faulty.process)
@@ -270,7 +275,7 @@ def run(system, processes, options):
     clients = start_all(system, processes, options)
     deadline = time.monotonic() + options.seconds
     rows = []
-    kinds = (("fault of another program", options.faults, fault), ("kill -9 of the server", options.kills, kill),
+    kinds = (("fault of another program", options.faults, fault), ("kill -9 of all servers", options.kills, kill),
              ("restart_server under load", options.restarts, None))
     for what, count, happen in kinds:
         done, lost, pauses, wrong = 0, {}, [], []

@@ -20,6 +20,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::ffi::Status;
 use crate::proxy::hostfn::{self, Function};
 use crate::proxy::pages;
+use crate::proxy::replay;
 use crate::proxy::stream::{self, StreamRef};
 use crate::proxy::submit::Session;
 
@@ -166,11 +167,13 @@ fn run(session: &Session, runner: &Runner) {
             }
             arrived.store(0, Ordering::Relaxed);
             pages::observe(session);
+            let position = replay::position(session);
             if let Ok((function, data)) = function(token) {
                 // SAFETY: the program's function with the program's data, when its turn has come.
                 unsafe { function(data as *mut _) };
             }
             pages::observe(session);
+            replay::note_function(session, position);
             session.flag(slot + RETURNED).store(1, Ordering::Release);
             let mut state = runner.state.lock();
             state.outstanding = state.outstanding.saturating_sub(1);

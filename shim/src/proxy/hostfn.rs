@@ -20,6 +20,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::ffi::Status;
 use crate::proxy::pages;
+use crate::proxy::replay;
 use crate::proxy::stream::StreamRef;
 use crate::proxy::submit::Session;
 use crate::proxy::wait::{self, Policy};
@@ -127,9 +128,11 @@ fn run(session: &Session, slot: u32, queue: &Queue) {
         drop(state);
         let arrived = wait::wait(session, slot + ARRIVED, value, Policy::HostFunction);
         pages::observe(session);
+        let position = replay::position(session);
         work.run(arrived.err().unwrap_or(CUDA_SUCCESS));
         // The next work of the stream sees its changes.
         pages::observe(session);
+        replay::note_function(session, position);
         session.host_function_returned(slot, value);
         state = queue.state.lock();
     }

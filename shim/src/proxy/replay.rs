@@ -2,7 +2,8 @@
 //!
 //! The library publishes that point in the segment, as a position in the ring: everything before it was complete when the
 //! program had waited. It also publishes where the program last saw a part of its work complete while other work was in
-//! flight: the program may have acted on that, so that the work must not run again.
+//! flight: the program may have acted on that, so that the work must not run again. A host function that has run is seen, too:
+//! some programs learn only by them that their work is complete.
 
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
@@ -53,6 +54,22 @@ fn publish(session: &Session, _: Seen) {
     };
     // Partner: the server, before it notes or repeats a command.
     point.fetch_max(ring.position(), Ordering::AcqRel);
+}
+
+/// The position in the ring, to be taken before a host function runs, behind which the program may act on what it learns from it.
+pub fn position(session: &Session) -> u64 {
+    session.header().head.0.load(Ordering::Acquire)
+}
+
+/// A host function has run at this position. If nothing is in flight then, and no message comes behind it, the server notes the
+/// point of rest.
+///
+/// Takes no lock: a thread that submits may keep the ring until the next function of the same stream has returned.
+pub fn note_function(session: &Session, position: u64) {
+    if wish() != 0 {
+        let progress = &session.header().replay.0;
+        progress.seen.fetch_max(position, Ordering::AcqRel);
+    }
 }
 
 /// Puts marks behind the work of other streams before a stream gets the mark that the program waits for: mostly they are

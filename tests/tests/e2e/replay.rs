@@ -100,11 +100,12 @@ fn variables_and_graphs_that_have_changed_since_are_changed_again() {
 fn is_portable_soon(place: &Place, survivor: &mut Survivor) -> bool {
     let mut is_lost = false;
     wait_until("the client is portable or lost", || {
-        if let Some(portable) = portable(place).values().next() {
+        let pid = i64::from(survivor.program.pid());
+        if let Some(portable) = portable(place).get(&pid) {
             return *portable;
         }
         let answer = survivor.ask("round");
-        is_lost = answer == RPC_FAILURE;
+        is_lost = [RPC_FAILURE, ILLEGAL_ADDRESS].contains(&&*answer);
         assert!(is_lost || answer.starts_with("ok "), "{answer}");
         is_lost
     });
@@ -148,6 +149,53 @@ fn a_fault_of_another_client_repeats_work_in_flight() {
         }
     }
     survivors.into_iter().for_each(Survivor::end);
+}
+
+/// Also one that changes variables and graphs: it is complete when the kernel that faults runs alone, and goes on once more. It is
+/// lost if its work was complete at the first fault, or if it takes long to see that it is at the second one.
+#[test]
+fn a_client_whose_work_has_run_again_survives_the_second_fault() {
+    for request in ["step", "step-call"] {
+        let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
+        let begin = || {
+            let mut survivor = Survivor::start_with_replay(&place);
+            assert_eq!(survivor.ask(&format!("{request} 10")), "stepped 1");
+            (survivor, 1)
+        };
+        let again = |survivor: &Survivor| {
+            let said = format!(
+                "commands of client {{PID: {}, Context ID: ",
+                survivor.program.pid()
+            );
+            let log = place.log("server.log");
+            let lines = log.lines().filter(|line| line.contains(&said));
+            lines.filter(|line| line.contains("ran again")).count()
+        };
+        let ((mut survivor, mut steps), mut rounds, mut survived) = (begin(), 0, 0);
+        while survived < 3 {
+            assert!(rounds < 40, "{}", place.log("server.log"));
+            rounds += 1;
+            let mut faulty = Survivor::start_with_replay(&place);
+            faulty.round();
+            let before = again(&survivor);
+            let mut is_lost = !is_portable_soon(&place, &mut survivor);
+            if !is_lost {
+                steps += 1;
+                survivor.say(&format!("{request} 4000"));
+                std::thread::sleep(Duration::from_millis(20));
+                assert_eq!(faulty.ask("stray 8"), ILLEGAL_ADDRESS);
+                let answer = survivor.program.line();
+                is_lost = answer == ILLEGAL_ADDRESS;
+                assert!(is_lost || answer == format!("stepped {steps}"), "{answer}");
+                is_lost = is_lost || !is_portable_soon(&place, &mut survivor);
+            }
+            if is_lost {
+                (survivor, steps) = begin();
+            } else if again(&survivor) > before {
+                survived += 1;
+            }
+        }
+    }
 }
 
 /// A kernel that faults is not run again and again: beside others it runs once more, alone.
@@ -201,6 +249,65 @@ fn a_host_function_that_has_not_run_runs_behind_the_work_that_runs_again() {
                 break survivor.end();
             }
         }
+    }
+}
+
+/// A function that has run with nothing else in flight is a wait: what comes behind it can run again.
+#[test]
+fn programs_that_learn_from_host_functions_alone_go_on() {
+    let place = daemon();
+    let begin = || {
+        let mut survivor = Survivor::start_with_replay(&place);
+        assert!(requests(&survivor.ask("infer-call 50")) > 0);
+        survivor
+    };
+    let mut survivor = begin();
+    // A program is lost if its function has run at the kill, and the server has not seen that nothing else is in flight.
+    let mut rounds = 0u64;
+    while repeated(&place) < 10 {
+        assert!(rounds < 100, "{}", place.log("server.log"));
+        rounds += 1;
+        survivor.say("infer-call 300");
+        std::thread::sleep(Duration::from_micros(20_000 + rounds * 7_919 % 100_000));
+        end_server(&place);
+        let answer = survivor.program.line();
+        if !answer.starts_with("inferred ") {
+            assert!(answer.starts_with(RPC_FAILURE), "{answer}");
+            survivor = begin();
+        }
+    }
+    survivor.round();
+    survivor.end();
+}
+
+/// Also with variables and graphs, which are not saved while there is work that may have to run again.
+#[test]
+fn variables_are_saved_behind_host_functions() {
+    let place = daemon();
+    let begin = || {
+        let mut survivor = Survivor::start_with_replay(&place);
+        assert_eq!(survivor.ask("step-call 10"), "stepped 1");
+        (survivor, 1)
+    };
+    let ((mut survivor, mut steps), mut kills) = (begin(), 0u64);
+    while repeated(&place) < 6 {
+        assert!(kills < 100, "{}", place.log("server.log"));
+        let mut is_lost = !is_portable_soon(&place, &mut survivor);
+        if !is_lost {
+            (kills, steps) = (kills + 1, steps + 1);
+            survivor.say("step-call 4000");
+            std::thread::sleep(Duration::from_micros(kills * 7_919 % 60_000));
+            end_server(&place);
+            let answer = survivor.program.line();
+            is_lost = answer.starts_with(RPC_FAILURE);
+            assert!(is_lost || answer == format!("stepped {steps}"), "{answer}");
+        }
+        if is_lost {
+            (survivor, steps) = begin();
+        }
+    }
+    if is_portable_soon(&place, &mut survivor) {
+        survivor.end();
     }
 }
 

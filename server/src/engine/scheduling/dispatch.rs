@@ -387,6 +387,7 @@ fn visit(shared: &Shared, session: &mut Session) -> Visit {
     {
         return visit;
     }
+    session.note_rest(&shared.gpu);
     let mut count = 0;
     while count < BUDGET {
         match step(shared, session, false) {

@@ -11,6 +11,7 @@ use crate::engine::threads::shared::Shared;
 use mpsshim_proto::message::Op;
 use mpsshim_proto::segment::reached;
 use std::borrow::Cow;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// How long other sessions wait for one session's work to complete; four times as long at each further attempt. If a kernel
@@ -18,6 +19,8 @@ use std::time::{Duration, Instant};
 const ALONE: Duration = Duration::from_secs(1);
 /// How long all other sessions wait for such sessions together. The work of further ones runs beside that of others.
 const ALL_ALONE: Duration = Duration::from_secs(20);
+/// How long a client may take to see that its work is complete.
+const SEEN: Duration = Duration::from_millis(50);
 /// Pause between two looks.
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -107,6 +110,7 @@ fn repeat(
     session.shared.description.journal().set_owed(false);
     match work(shared, &mut session, until) {
         Ok(()) => {
+            await_saved(shared, &mut session);
             tracing::info!(
                 "{count} commands of client {} ran again, in {} ms",
                 session.shared.info,
@@ -118,6 +122,25 @@ fn repeat(
             dispatch::end(shared, session, Some(why));
             None
         }
+    }
+}
+
+/// Saves a session whose work is complete, as soon as its client has seen that: the work of the next one may fault.
+fn await_saved(shared: &Shared, session: &mut Session) {
+    let until = Instant::now() + SEEN;
+    while !session.inbox.held.any()
+        && !shared.gpu.is_lost()
+        && !session.save_if_awaited(shared)
+        && Instant::now() < until
+    {
+        // A client that has waited for a part of its work puts marks behind the rest.
+        if session.has_next_without_work() && matches!(step(shared, session, false), Step::Done) {
+            continue;
+        }
+        if session.shared.header().sleeping.0.load(Ordering::Relaxed) != 0 {
+            shared.lanes.wake_watcher();
+        }
+        std::thread::sleep(PAUSE);
     }
 }
 

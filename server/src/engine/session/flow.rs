@@ -10,6 +10,7 @@ use crate::engine::images::prepared::Prepared;
 use crate::engine::objects::activity::{Counts, Quiet};
 use crate::engine::objects::marks::Marks;
 use crate::engine::objects::runs::Planned;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -112,6 +113,8 @@ pub struct Flow {
     pub own: OwnContext,
     /// The client's kernels may run again in another server, for which commands are noted.
     pub repeats: bool,
+    /// Position in the ring behind its last command that changes anything, if it repeats.
+    pub last_command: Cell<u64>,
     /// The quiescent point at which it makes its call; other sessions submit nothing meanwhile.
     pub moment: Option<Arc<Moment>>,
     /// The side whose images it still uses after a move; they are loaded again at its next quiescent point.
@@ -157,6 +160,7 @@ impl Flow {
             stays: false,
             own: OwnContext::default(),
             repeats: false,
+            last_command: Cell::new(0),
             moment: None,
             images_of: None,
             room_at: None,

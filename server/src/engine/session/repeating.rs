@@ -1,7 +1,8 @@
 //! Commands that another server may execute again ([`crate::engine::base::journal`]).
 
 use crate::engine::base::call::Incoming;
-use crate::engine::base::journal::{Entry, Journal, Part, Reach, Refusal};
+use crate::engine::base::journal::{Entry, Journal, Part, Reach, Refusal, is_behind};
+use crate::engine::gpu::Gpu;
 use crate::engine::session::{Session, SessionShared};
 use mpsshim_api::cuda::{
     CU_GRAPH_NODE_TYPE_KERNEL, CU_GRAPH_NODE_TYPE_MEMCPY, CU_GRAPH_NODE_TYPE_MEMSET,
@@ -203,8 +204,10 @@ impl SessionShared {
 impl Session {
     /// Begins to note commands for another server, as the client has asked for.
     pub fn keep_journal(&mut self) {
+        let journal = self.shared.description.journal();
         self.flow.repeats = true;
-        self.shared.description.journal().set_on();
+        self.flow.last_command.set(journal.noted());
+        journal.set_on();
     }
 
     /// Called before the message at the ring's tail is executed or deferred.
@@ -261,6 +264,17 @@ impl Session {
         }
     }
 
+    /// Whether the next message in the ring is a mark or a query, or makes an object.
+    pub fn has_next_without_work(&mut self) -> bool {
+        let memory = *self.inbox.consumer.memory();
+        let Ok(Some(found)) = self.inbox.consumer.peek() else {
+            return false;
+        };
+        Op::from_u16(found.op).is_some_and(|op| {
+            op == Op::Mark || role_of(Incoming::in_ring(op, memory, &found)) == Role::Passes
+        })
+    }
+
     /// Whether there are commands that may have to be executed again: the client has not waited for them.
     pub fn has_unawaited(&self) -> bool {
         if !self.flow.repeats {
@@ -271,19 +285,39 @@ impl Session {
         !journal.is_empty()
     }
 
-    /// As [`Session::has_unawaited`], with nothing in flight and no message behind this position in the ring. If the client has
-    /// waited for a part of its work there, the rest has been complete before it submitted anything else: as if it had waited
-    /// for all.
-    pub fn has_unawaited_but(&self, position: u64) -> bool {
-        if !self.has_unawaited() {
-            return false;
+    /// Notes a point of rest if the client has waited for a part of its work, or a function of it has run, and nothing has been
+    /// in flight since, nor executed. Called before further messages are executed.
+    #[inline]
+    pub fn note_rest(&mut self, gpu: &Gpu) {
+        if self.flow.repeats && self.awaits_rest() {
+            self.note_rest_if_idle(gpu);
         }
+    }
+
+    /// Whether its client has seen a part of its commands complete, and none has come since: queries may.
+    fn awaits_rest(&self) -> bool {
         let progress = &self.shared.header().replay.0;
-        if progress.seen.load(Ordering::Acquire) != position {
-            return true;
+        let seen = progress.seen.load(Ordering::Acquire);
+        let here = self.inbox.consumer.place().position();
+        is_behind(seen, progress.rested.load(Ordering::Acquire))
+            && !is_behind(seen, here)
+            && !is_behind(self.flow.last_command.get(), seen)
+    }
+
+    #[cold]
+    fn note_rest_if_idle(&mut self, gpu: &Gpu) {
+        if !self.inbox.held.any() && !self.has_work_in_flight(gpu) && self.shared.is_at_rest() {
+            self.note_rest_here();
         }
-        progress.rested.fetch_max(position, Ordering::AcqRel);
-        self.has_unawaited()
+    }
+
+    /// As [`Session::note_rest`], with nothing in flight.
+    pub fn note_rest_here(&self) {
+        if self.flow.repeats && self.awaits_rest() {
+            let here = self.inbox.consumer.place().position();
+            let progress = &self.shared.header().replay.0;
+            progress.rested.fetch_max(here, Ordering::AcqRel);
+        }
     }
 
     /// Notes that the commands for which the client has not waited, if there are any, cannot be executed again.
@@ -302,7 +336,11 @@ impl Session {
             return;
         }
         journal.trim(self.shared.rested());
-        match role_of(message) {
+        let role = role_of(message);
+        if role != Role::Passes {
+            self.flow.last_command.set(position);
+        }
+        match role {
             Role::Repeats => self.write_into(journal, position, message),
             Role::Passes => journal.pass(position),
             Role::Changes if journal.is_empty() => journal.pass(position),

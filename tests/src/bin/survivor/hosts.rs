@@ -6,7 +6,8 @@ use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use std::ffi::{c_uint, c_void};
 use std::ptr::{null, null_mut};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// How long a function takes: work that does not wait for it is done long before.
 const TAKES: Duration = Duration::from_millis(2);
@@ -20,6 +21,29 @@ extern "C" fn count(word: *mut c_void) {
 }
 
 const COUNT: extern "C" fn(*mut c_void) = count;
+
+/// Waits for the work of a stream by a host function behind it, and by nothing else.
+pub fn await_function(stream: CUstream) -> Status {
+    extern "C" fn note(done: *mut c_void) {
+        // SAFETY: the flag below is never freed.
+        unsafe { &*done.cast::<AtomicBool>() }.store(true, Ordering::Release);
+    }
+    let note: extern "C" fn(*mut c_void) = note;
+    // If the session is lost, the function may run late.
+    let done: &'static AtomicBool = Box::leak(Box::default());
+    let data = (&raw const *done).cast_mut().cast::<c_void>();
+    cu!(cuLaunchHostFunc, stream, note, data).ok()?;
+    let (mut looked, mut free, mut total) = (Instant::now(), 0usize, 0usize);
+    while !done.load(Ordering::Acquire) {
+        std::thread::sleep(Duration::from_micros(50));
+        // Whether the session is lost.
+        if looked.elapsed() > Duration::from_millis(5) {
+            cu!(cuMemGetInfo_v2, &mut free, &mut total).ok()?;
+            looked = Instant::now();
+        }
+    }
+    Ok(())
+}
 
 /// An instance whose host node counts in a word, which a node behind it copies to the device.
 struct Counting {

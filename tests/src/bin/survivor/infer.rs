@@ -3,6 +3,7 @@
 
 use super::registered::mapping;
 use super::{Status, WORDS, launch, memory};
+use crate::hosts::await_function;
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use std::ffi::{c_uint, c_void};
@@ -29,6 +30,8 @@ pub struct Infer {
     work: CUdeviceptr,
     results: CUdeviceptr,
     pinned: *mut u32,
+    /// Pinned memory that requests read which wait by functions: a copy of pageable memory is a wait.
+    source: *mut u32,
     requests: u32,
 }
 
@@ -43,6 +46,8 @@ impl Infer {
         } else {
             cu!(cuMemHostAlloc, &mut pinned, bytes, 0 as c_uint).ok()?;
         }
+        let mut source = null_mut::<c_void>();
+        cu!(cuMemHostAlloc, &mut source, STAGED, 0 as c_uint).ok()?;
         let mut events = [CUevent::NULL; 2];
         for event in &mut events {
             cu!(cuEventCreate, event, CU_EVENT_DISABLE_TIMING).ok()?;
@@ -56,6 +61,7 @@ impl Infer {
             work: memory(BYTES)?,
             results: memory(RESULTS * BYTES)?,
             pinned: pinned.cast(),
+            source: source.cast(),
             requests: 0,
         })
     }
@@ -65,14 +71,19 @@ impl Infer {
     }
 
     /// The kernels of a request take so many rounds of their loops.
-    fn submit(&mut self, rounds: u32) -> Status {
+    fn submit(&mut self, rounds: u32, from_pinned: bool) -> Status {
         let [first, second] = self.streams;
         let [ready, done] = self.events;
         let input: Vec<u32> = (0..WORDS).map(|at| self.seed(at)).collect();
         let small = &raw const input[0];
         cu!(cuMemcpyHtoDAsync_v2, self.input, small, 4096usize, first).ok()?;
         let staged = vec![self.seed(0); STAGED / 4];
-        let (from, to) = (staged.as_ptr(), self.staged);
+        let (mut from, to) = (staged.as_ptr(), self.staged);
+        if from_pinned {
+            // SAFETY: the block has room for as many, and nothing is in flight.
+            unsafe { self.source.copy_from(from, staged.len()) };
+            from = self.source;
+        }
         cu!(cuMemcpyHtoDAsync_v2, to, from, STAGED, first).ok()?;
         for step in 0..STEPS {
             launch(self.fill, first, (self.work, self.seed(step), rounds))?;
@@ -151,16 +162,22 @@ impl Infer {
         copied && !steps.contains(&false)
     }
 
-    /// Requests for so many milliseconds, at least one; how many there were, or `None`: a result was wrong.
-    pub fn serve(&mut self, ms: u32, rounds: u32) -> Status<Option<u32>> {
+    /// Requests for so many milliseconds, at least one; how many there were, or `None`: a result was wrong. `by_functions`: waits
+    /// for none of them but by host functions.
+    pub fn serve(&mut self, ms: u32, rounds: u32, by_functions: bool) -> Status<Option<u32>> {
         let began = Instant::now();
         let before = self.requests;
         // For what the program did before.
-        cu!(cuCtxSynchronize).ok()?;
+        if !by_functions || self.requests == 0 {
+            cu!(cuCtxSynchronize).ok()?;
+        }
         loop {
             self.requests += 1;
-            self.submit(rounds)?;
-            cu!(cuCtxSynchronize).ok()?;
+            self.submit(rounds, by_functions)?;
+            match by_functions {
+                true => await_function(self.streams[0])?,
+                false => cu!(cuCtxSynchronize).ok()?,
+            }
             if !self.is_right(rounds) {
                 return Ok(None);
             }

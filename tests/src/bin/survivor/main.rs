@@ -40,12 +40,14 @@
 //!   `closed`. `write N`: writes a value to such memory; `written`. `read`: the value in it;
 //! - `infer MS`: serves requests for some milliseconds and looks at their results; always has kernels in flight;
 //!   `inferred N` with the number of requests. `infer-registered MS`, at first: the results come to registered memory;
+//!   `infer-call MS`: waits for each request by a host function only;
 //! - `step ROUNDS`: has kernels count in variables and an instance of a graph launched with other parameters, looks at the
-//!   results; `stepped N` with the number of times;
+//!   results; `stepped N` with the number of times. `step-call ROUNDS`: waits by a host function only;
 //! - `wait MS`: launches a host function that takes some milliseconds; `waits`;
 //! - `later ROUNDS`: launches a kernel with so many rounds, a host function behind it, and another kernel, and waits; the status,
 //!   and how often the function was called;
-//! - `call MS`: launches a host function that prints `called`, and a kernel that takes some milliseconds, and waits; the status;
+//! - `call MS`: launches a kernel that takes some milliseconds, and in another stream a host function that prints `called`, and
+//!   waits for the kernel; the status;
 //! - `sparse BYTES`: allocates so many bytes of device memory, zero but for one word; again: looks whether they are what they
 //!   were, and changes the word; `sparse`;
 //! - `large BYTES`: has a kernel write to a variable with so many bytes; `touched`.
@@ -774,23 +776,24 @@ fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> 
                 };
                 say(&format!("tabled {round}"));
             }
-            "infer" | "infer-registered" => {
-                let registers = command == "infer-registered";
+            "infer" | "infer-registered" | "infer-call" => {
+                let (registers, calls) = (command == "infer-registered", command == "infer-call");
                 let done = again(
                     &mut infer,
                     || Infer::new(state.fill, state.streams, registers),
-                    |own| own.serve(argument, 100),
+                    |own| own.serve(argument, 100, calls),
                 )?;
                 let Some(requests) = done else {
                     return Ok(false);
                 };
                 say(&format!("inferred {requests}"));
             }
-            "step" => {
+            "step" | "step-call" => {
+                let calls = command == "step-call";
                 let done = again(
                     &mut steps,
                     || Steps::new(state.fill, state.streams[0]),
-                    |own| own.step(argument),
+                    |own| own.step(argument, calls),
                 )?;
                 let Some(count) = done else {
                     return Ok(false);
@@ -947,10 +950,10 @@ fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> 
                 }
                 let call: extern "C" fn(*mut c_void) = call;
                 let nothing = null_mut::<c_void>();
-                cu!(cuLaunchHostFunc, state.streams[0], call, nothing).ok()?;
                 let rounds = argument.saturating_mul(100_000);
-                launch(state.fill, state.streams[0], (state.computed, 1, rounds))?;
-                let status = cu!(cuStreamSynchronize, state.streams[0]);
+                launch(state.fill, state.streams[1], (state.computed, 1, rounds))?;
+                cu!(cuLaunchHostFunc, state.streams[0], call, nothing).ok()?;
+                let status = cu!(cuStreamSynchronize, state.streams[1]);
                 say(&format!("{status}"));
             }
             "sparse" => {

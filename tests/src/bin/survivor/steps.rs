@@ -3,6 +3,7 @@
 
 use super::{Status, WORDS, launch, memory, run_one};
 use crate::graphs::{Params, create, instantiate};
+use crate::hosts::await_function;
 use mpsshim_api::cuda::*;
 use mpsshim_tests::cu;
 use mpsshim_tests::peer::variables_ptx;
@@ -96,8 +97,9 @@ impl Steps {
         self.steps * 31 + 5
     }
 
-    /// How many steps there were; `None`: a result is wrong. Kernels take so many rounds of their loops.
-    pub fn step(&mut self, rounds: u32) -> Status<Option<u32>> {
+    /// How many steps there were; `None`: a result is wrong. Kernels take so many rounds of their loops. `by_function`: waits by a
+    /// host function only.
+    pub fn step(&mut self, rounds: u32, by_function: bool) -> Status<Option<u32>> {
         self.steps += 1;
         let (stream, words) = (self.stream, self.words);
         run_one(self.count, stream, &mut [words])?;
@@ -123,7 +125,10 @@ impl Steps {
             let to = self.pinned.wrapping_add(at * WORDS);
             cu!(cuMemcpyDtoHAsync_v2, to, *from, BYTES, stream).ok()?;
         }
-        cu!(cuStreamSynchronize, stream).ok()?;
+        match by_function {
+            true => await_function(stream)?,
+            false => cu!(cuStreamSynchronize, stream).ok()?,
+        }
         // SAFETY: the block has room for as many, and nothing is in flight.
         let all = unsafe { std::slice::from_raw_parts(self.pinned, 3 * WORDS) };
         let counts = [2 * self.steps - 1, 6 + self.steps, 2 * self.steps];

@@ -143,7 +143,26 @@ impl Session {
             return false;
         }
         // Commands that may have to be executed again begin from the state at the point where the client last waited.
-        !self.has_unawaited_but(position) || now.duration_since(since) > UNAWAITED_REST
+        self.note_rest_here();
+        !self.has_unawaited() || now.duration_since(since) > UNAWAITED_REST
+    }
+
+    /// Saves the session at once, for the thread that owns it, if its client has waited for its work. Returns whether nothing
+    /// is left to be saved.
+    pub fn save_if_awaited(&mut self, shared: &Shared) -> bool {
+        if !self.wants_snapshot() {
+            return true;
+        }
+        self.note_rest(&shared.gpu);
+        let may = !self.has_unawaited()
+            && !self.has_work_in_flight(&shared.gpu)
+            && self.shared.is_at_rest()
+            && shared.lanes.snapshots.reserve();
+        if may {
+            self.save(shared);
+            shared.lanes.snapshots.release();
+        }
+        may
     }
 
     /// Saves the session's graphs, event times and variables. The session is at rest and owned by the calling thread,

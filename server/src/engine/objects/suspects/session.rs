@@ -131,9 +131,9 @@ impl Shared {
                 going_on.push(session);
                 continue;
             }
-            let may_repeat = !is_at_rest && session.may_repeat();
-            // Nothing of it was executed in this context.
-            if session.description.journal().is_owed() && may_repeat {
+            let may_repeat = session.may_repeat();
+            // Nothing of it was executed in this context; or all of it is complete, only its changes are not saved.
+            if may_repeat && (is_at_rest || session.description.journal().is_owed()) {
                 going_on.push(session);
                 continue;
             }
