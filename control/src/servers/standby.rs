@@ -699,9 +699,15 @@ impl Servers {
             let mut running = self.running.iter();
             running.any(|server| server.standby_of == Some(pid))
         };
+        // A server for a single client has been told to end with it.
+        let serves = |server: &Server| match server.state {
+            State::Active => true,
+            State::Stopping => server.single.is_some() && !server.ends_now,
+            _ => false,
+        };
         self.running.iter().filter(move |server| {
             keeps
-                && server.state == State::Active
+                && serves(server)
                 && server.keeper.is_some()
                 && !server.sessions.is_empty()
                 && !server.is_exclusive()
@@ -735,7 +741,7 @@ impl Servers {
             let start = Start::Standby {
                 of: pid,
                 without_context: false,
-                single: false,
+                single: server.single.is_some(),
             };
             let release = server.release.clone();
             let next = self.releases.restoring(&release);

@@ -103,6 +103,49 @@ fn programs_with_loops_at_the_same_time_get_servers_one_after_the_other() {
     idle.end();
 }
 
+/// The standby of a server, by the log, once it is ready.
+fn standby_of(place: &Place, server: i32) -> i32 {
+    let mut standby = 0;
+    wait_until("its standby is ready", || {
+        let log = place.log("control.log");
+        let of_server = format!(" of server {server} for user");
+        let started = log.lines().rev().find_map(|line| {
+            let (_, said) = line.split_once("Starting standby ")?;
+            said.split_once(&of_server)?.0.parse().ok()
+        });
+        standby = started.unwrap_or_default();
+        log.contains(&format!("Server {standby} stands by"))
+    });
+    standby
+}
+
+#[test]
+fn a_server_for_a_single_program_has_a_standby() {
+    let place = place(&[("MPSSHIM_STANDBY", "1")]);
+    let (mut idle, mut first) = (Survivor::start(&place), Survivor::start(&place));
+    let usual = server_of(&place, &idle);
+    loops(&mut first, 1..=2);
+    for rounds in [3..=4, 5..=6] {
+        let own = server_of(&place, &first);
+        assert_ne!(own, usual);
+        let standby = standby_of(&place, own);
+        assert!(!has_many_queues(standby));
+        wait_until_portable(&place, 2);
+        kill(Pid::from_raw(own), Signal::SIGKILL).expect("a server");
+        loops(&mut first, rounds);
+        assert_eq!(server_of(&place, &first), standby);
+    }
+    idle.round();
+    // It ends with its server, whose program has ended.
+    let last = standby_of(&place, server_of(&place, &first));
+    first.end();
+    wait_until("the standby has ended", || {
+        kill(Pid::from_raw(last), None).is_err()
+    });
+    assert_eq!(server_of(&place, &idle), usual);
+    idle.end();
+}
+
 #[test]
 fn a_program_that_is_alone_stays() {
     let place = place(&[]);
