@@ -73,7 +73,11 @@ pub fn graph_node_get(session: &mut Session, shared: &Shared, body: Object) -> R
             let token = host_token(session, shared, node).unwrap_or(0);
             payload = [is.as_bytes(), HostNode { token, pad: 0 }.as_bytes()].concat();
         }
-        CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => payload.extend(operations_as_seen(shared, node)?),
+        CU_GRAPH_NODE_TYPE_BATCH_MEM_OP => {
+            let mut does = operations_as_seen(shared, node)?;
+            show_known_addresses(session, &mut does);
+            payload.extend(does);
+        }
         _ => {
             let known = |raw: CUfunction| {
                 session
@@ -81,10 +85,20 @@ pub fn graph_node_get(session: &mut Session, shared: &Shared, body: Object) -> R
                     .functions
                     .handle_where(|function| function.raw == raw)
             };
-            payload.extend_from_slice(&node_as_seen(session, shared, node, kind, &known)?);
+            let mut does = node_as_seen(session, shared, node, kind, &known)?;
+            show_known_addresses(session, &mut does);
+            payload.extend(does);
         }
     }
     Ok(payload)
+}
+
+/// Replaces addresses of variables that have moved since an earlier server by those that the client knows.
+fn show_known_addresses(session: &Session, does: &mut [u8]) {
+    for word in does.as_chunks_mut::<8>().0 {
+        let known = session.lasting.known_as(u64::from_le_bytes(*word));
+        *word = known.to_le_bytes();
+    }
 }
 
 /// Parameters of a node without a graph inside, with the client's handles. `known` returns the handles of
@@ -296,4 +310,65 @@ fn kernel_as_seen(
         param_len: packed.len() as u32,
     };
     Ok([node.as_bytes(), &packed].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::testing::{Fixture, Function};
+    use mpsshim_proto::message::Op;
+
+    /// Where a variable is that the client knows at another address, and its length.
+    const PLACE: u64 = 0x7000_0000_0000;
+    const KNOWN: u64 = 0x5000_0000_0000;
+    const LEN: u64 = 64;
+
+    extern "C" fn is_memset(_: u64, kind: &mut u32) -> CUresult {
+        *kind = CU_GRAPH_NODE_TYPE_MEMSET;
+        CUDA_SUCCESS
+    }
+
+    extern "C" fn into_variable(_: u64, params: &mut CUDA_MEMSET_NODE_PARAMS) -> CUresult {
+        (params.to, params.width) = (PLACE + 8, 4);
+        CUDA_SUCCESS
+    }
+
+    extern "C" fn is_batch(_: u64, kind: &mut u32) -> CUresult {
+        *kind = CU_GRAPH_NODE_TYPE_BATCH_MEM_OP;
+        CUDA_SUCCESS
+    }
+
+    extern "C" fn of_variable(_: u64, params: &mut CUDA_BATCH_MEM_OP_NODE_PARAMS) -> CUresult {
+        static OPERATIONS: [[u64; 6]; 2] =
+            [[2, PLACE + 8, 6, 0, 0, 0], [2, PLACE + LEN, 6, 0, 0, 0]];
+        (params.count, params.operations) = (2, OPERATIONS.as_ptr() as u64);
+        CUDA_SUCCESS
+    }
+
+    fn shown(names: &[(&'static str, Function)]) -> Vec<u64> {
+        let mut test = Fixture::new(names);
+        let graph = test.graph();
+        let node = test.node(graph);
+        test.session.lasting.moved.insert(KNOWN, (LEN, PLACE));
+        let told = test.told(Op::GraphNodeGet, &Object { object: node }, &[]);
+        assert_eq!(told, CUDA_SUCCESS);
+        let words = |bytes: &[u8; 8]| u64::from_le_bytes(*bytes);
+        let answer = test.answer();
+        answer.as_chunks::<8>().0.iter().map(words).collect()
+    }
+
+    #[test]
+    fn nodes_have_the_addresses_of_variables_that_the_client_knows() {
+        let memset = shown(&[
+            ("cuGraphNodeGetType", is_memset as Function),
+            ("cuGraphMemsetNodeGetParams", into_variable as Function),
+        ]);
+        assert_eq!(memset[1], KNOWN + 8);
+        let batch = shown(&[
+            ("cuGraphNodeGetType", is_batch as Function),
+            ("cuGraphBatchMemOpNodeGetParams", of_variable as Function),
+        ]);
+        // Behind the kind, the number of operations, and the kind of the first.
+        assert_eq!((batch[3], batch[9]), (KNOWN + 8, PLACE + LEN));
+    }
 }
