@@ -98,6 +98,23 @@ def measure(system, processes, names, seconds):
     return rates, used
 
 
+def cell(clients, runs):
+    """Medians of the rates, together or for programs that differ each, and of the memory in use."""
+    each = [statistics.median(rates) for rates in zip(*(rates for rates, _ in runs))]
+    rates = each if len(set(clients)) > 1 else [sum(each)]
+    used = statistics.median(used for _, used in runs) / 1024
+    return f"{' + '.join(f'{rate:,.0f}' for rate in rates)} ({used:.1f} GiB)"
+
+
+def table(rows, names, found):
+    """Lines of Markdown. `found`: what was measured, by row and system."""
+    yield "| rounds/s | " + " | ".join(TITLES[name] for name in names) + " |"
+    yield "|---" * (len(names) + 1) + "|"
+    for row, clients in rows.items():
+        cells = (cell(clients, found[row, name]) if (row, name) in found else "–" for name in names)
+        yield f"| {row} | " + " | ".join(cells) + " |"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", default="target/release")
@@ -127,7 +144,8 @@ def main():
                     system.start()
                     for row, clients in rows.items():
                         try:
-                            found.setdefault((row, name), []).append(measure(system, processes, clients, options.seconds))
+                            measured = measure(system, processes, clients, options.seconds)
+                            found.setdefault((row, name), []).append(measured)
                         except Failure as failure:
                             print(f"{row}, {TITLES[name]}: {failure}", file=sys.stderr)
                             failed = True
@@ -136,18 +154,7 @@ def main():
                 finally:
                     system.stop()
                     processes.end_all()
-    print("| rounds/s | " + " | ".join(TITLES[name] for name in names) + " |")
-    print("|---" * (len(names) + 1) + "|")
-    for row, clients in rows.items():
-        cells = []
-        for name in names:
-            if not (runs := found.get((row, name))):
-                cells.append("–")
-                continue
-            each = [statistics.median(rates) for rates in zip(*(rates for rates, _ in runs))]
-            text = " + ".join(f"{rate:.0f}" for rate in each) if len(set(clients)) > 1 else f"{sum(each):.0f}"
-            cells.append(f"{text} ({statistics.median(used for _, used in runs) / 1024:.1f} GiB)")
-        print(f"| {row} | " + " | ".join(cells) + " |")
+    print("\n".join(table(rows, names, found)))
     return 1 if failed else 0
 
 
