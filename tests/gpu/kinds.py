@@ -40,6 +40,7 @@ KINDS = {
     "functions of graphs and streams": ["host"],
     "memory pools": ["pool"],
     "registered memory": ["register"],
+    "retained handles": ["hold"],
     "arrays, textures, surfaces": ["texture"],
     "green contexts, resources": ["part"],
     "tables of addresses": ["table"],
@@ -47,7 +48,8 @@ KINDS = {
     "variables without code": ["constant"],
     "recorded times": ["time"],
     "sparse memory": ["sparse 40000000"],
-    "most of these": ["replay", "loop", "host", "pool", "register", "texture", "part", "table", "count", "constant", "time"],
+    "most of these": ["replay", "loop", "host", "pool", "register", "hold", "texture", "part", "table", "count", "constant",
+                      "time"],
 }
 
 

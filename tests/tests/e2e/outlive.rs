@@ -591,6 +591,11 @@ fn registered_memory_goes_on_as_it_was() {
 }
 
 #[test]
+fn handles_of_memory_that_is_mapped_nowhere_go_on_as_they_were() {
+    go_on_as_they_were("hold", "held");
+}
+
+#[test]
 fn arrays_and_textures_go_on_as_they_were() {
     go_on_as_they_were("texture", "textured");
 }

@@ -373,6 +373,11 @@ fn registered_memory_goes_to_the_next_server() {
 }
 
 #[test]
+fn handles_of_memory_that_is_mapped_nowhere_go_to_the_next_server() {
+    go_to_the_next_server("hold", "held");
+}
+
+#[test]
 fn arrays_and_textures_go_to_the_next_server() {
     go_to_the_next_server("texture", "textured");
 }

@@ -7,6 +7,7 @@ use crate::engine::base::call_error::CallError;
 use crate::engine::base::ordinal::Ordinal;
 use crate::engine::calls::memory::with_room;
 use crate::engine::calls::module::receive_descriptor;
+use crate::engine::gpu::devices;
 use crate::engine::lasting::virtual_memory::{
     Exported, Mapping, Released, Reservation, Retained, describe_access, describe_imported,
     describe_mapping, describe_physical, describe_physical_end, describe_reservation,
@@ -24,7 +25,7 @@ use mpsshim_proto::message::memory::{
 };
 use mpsshim_proto::message::{Object, Range};
 use mpsshim_proto::shm;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
@@ -264,17 +265,17 @@ pub fn physical_export(
     if body.kind != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
         return Err(CUDA_ERROR_INVALID_VALUE.into());
     }
-    let mut raw = -1;
-    shared
-        .gpu
-        .driver
-        .memory
-        .mem_export(&mut raw, allocation.raw, body.kind, body.flags)?;
-    if raw < 0 {
-        return Err(CUDA_ERROR_OPERATING_SYSTEM.into());
-    }
-    // SAFETY: the driver opened it for us.
-    let fd = unsafe { OwnedFd::from_raw_fd(raw) };
+    let fd = match allocation.kept_descriptor() {
+        Some(_) if body.flags != 0 => return Err(CUDA_ERROR_INVALID_VALUE.into()),
+        Some(kept) => {
+            let copied = kept.try_clone_to_owned();
+            copied.map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?
+        }
+        None => {
+            let (driver, raw) = (&shared.gpu.driver, allocation.raw);
+            devices::export_as(driver, raw, (body.kind, body.flags))?
+        }
+    };
     let is_first = allocation.note_exported();
     let key = session.objects.virtual_memory.key_of(body.handle);
     if let Some(key) = key.filter(|_| is_first) {

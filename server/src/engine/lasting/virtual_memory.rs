@@ -65,7 +65,7 @@ impl Lasting for Physical {
         making: &mut Making<'_>,
     ) -> Result<(), Lost> {
         let memory = making.take(name_of_physical(session, record.key))?;
-        let made = adopt_physical(making.shared, session, record.key, what, &memory);
+        let made = adopt_physical(making.shared, session, record.key, what, memory);
         made.map_err(failed("memory", record))
     }
 }
@@ -86,7 +86,9 @@ impl Lasting for Released {
     ) -> Result<(), Lost> {
         let memory = &mut session.objects.virtual_memory;
         let released = memory.release(&making.shared.gpu, record.key);
-        released.map(drop).map_err(failed("a handle", record))
+        released
+            .map(drop)
+            .map_err(failed("a released handle", record))
     }
 }
 
@@ -110,7 +112,7 @@ impl Lasting for Retained {
         match memory.retain_again(gpu, record.key, key) {
             // The server before ended while it released the last handle.
             Err(CUDA_ERROR_INVALID_HANDLE) => Ok(()),
-            made => made.map_err(failed("a handle", record)),
+            made => made.map_err(failed("a retained handle", record)),
         }
     }
 }
@@ -282,18 +284,22 @@ fn adopt_physical(
     session: &mut Session,
     handle: u64,
     what: PhysicalState,
-    memory: &OwnedFd,
+    memory: OwnedFd,
 ) -> Result<(), CUresult> {
     let device = shared.gpu.device(what.device)?;
     device.make_current(&shared.gpu.driver)?;
     let of_device = Memory::Device(device.ordinal);
-    let physical = match what.imported {
+    let mut physical = match what.imported {
         true => VirtualMemory::imported(handle, &session.account, of_device)?,
         false => {
             let charge = session.account.take(of_device, what.len)?;
             VirtualMemory::physical(handle, what.exportable, of_device, charge)
         }
     };
+    let kept = memory
+        .try_clone()
+        .map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?;
+    physical.keep_descriptor(kept);
     let mut raw = CUmemGenericAllocationHandle::NULL;
     let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     let descriptor = memory.as_raw_fd() as usize;
@@ -302,6 +308,7 @@ fn adopt_physical(
         .driver
         .memory
         .mem_import(&mut raw, descriptor, kind)?;
+    physical.keep_descriptor(memory);
     let added = session.objects.virtual_memory.add(handle, raw, physical);
     added.inspect_err(|_| {
         let _ = shared.gpu.driver.mem_release(raw);

@@ -16,7 +16,7 @@ use mpsshim_proto::arena::VIRTUAL_UNIT as UNIT;
 use mpsshim_proto::handle::Kind;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -45,9 +45,19 @@ pub struct Physical {
     exportable: bool,
     imported: bool,
     exported: AtomicBool,
+    /// Its descriptor, if an earlier server had created or imported it: this one has imported it by that, and a driver does
+    /// not export what it has imported.
+    descriptor: Option<OwnedFd>,
 }
 
 impl Physical {
+    /// Keeps the descriptor by which it is imported from an earlier server. It must not be shared yet.
+    pub fn keep_descriptor(self: &mut Arc<Self>, descriptor: OwnedFd) {
+        if let Some(physical) = Arc::get_mut(self) {
+            physical.descriptor = Some(descriptor);
+        }
+    }
+
     fn note_exported(&self) -> bool {
         !self.exported.swap(true, Ordering::Relaxed)
     }
@@ -72,6 +82,12 @@ impl Allocation {
     /// Whether the client may export it: it was created as exportable, or imported from another process.
     pub fn is_exportable(&self) -> bool {
         self.physical.exportable
+    }
+
+    /// A descriptor of memory of the client's own that an earlier server had created.
+    pub fn kept_descriptor(&self) -> Option<BorrowedFd<'_>> {
+        let own = Some(&self.physical).filter(|physical| !physical.imported)?;
+        own.descriptor.as_ref().map(OwnedFd::as_fd)
     }
 
     /// Records that it was exported, so that a descriptor may hold the memory from now on. Returns whether it is the first
@@ -302,7 +318,14 @@ impl VirtualMemory {
         match holder {
             Holder::Mapping(start) => gpu.driver.memory.mem_retain(&mut raw, start)?,
             Holder::Handle(handle) => {
-                let descriptor = export(&gpu.driver, self.allocations.get(handle)?.raw)?;
+                let exported;
+                let descriptor = match &physical.descriptor {
+                    Some(kept) => kept,
+                    None => {
+                        exported = export(&gpu.driver, self.allocations.get(handle)?.raw)?;
+                        &exported
+                    }
+                };
                 let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
                 let number = descriptor.as_raw_fd() as usize;
                 gpu.driver.memory.mem_import(&mut raw, number, kind)?;
@@ -371,6 +394,7 @@ impl VirtualMemory {
             charge: Mutex::new(charge),
             imported: false,
             exported: AtomicBool::new(false),
+            descriptor: None,
         })
     }
 
@@ -390,6 +414,7 @@ impl VirtualMemory {
             charge: Mutex::new(account.take(memory, 0)?),
             imported: true,
             exported: AtomicBool::new(false),
+            descriptor: None,
         }))
     }
 

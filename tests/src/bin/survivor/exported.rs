@@ -21,32 +21,41 @@ pub struct Exported {
     places: Vec<CUdeviceptr>,
 }
 
+/// New memory that can be exported.
+fn created() -> Status<CUmemGenericAllocationHandle> {
+    let properties = CUmemAllocationProp {
+        kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+        requested_handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        location: DEVICE,
+        ..CUmemAllocationProp::default()
+    };
+    let mut handle = CUmemGenericAllocationHandle::NULL;
+    cu!(cuMemCreate, &mut handle, LEN, &raw const properties, 0u64).ok()?;
+    Ok(handle)
+}
+
+fn export(handle: CUmemGenericAllocationHandle) -> Status<OwnedFd> {
+    let mut raw = -1;
+    cu!(
+        cuMemExportToShareableHandle,
+        (&raw mut raw).cast::<std::ffi::c_void>(),
+        handle,
+        CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+        0u64
+    )
+    .ok()?;
+    // SAFETY: a new descriptor of ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(raw) })
+}
+
 impl Exported {
     /// New memory, whose descriptor each process gets that connects to a socket with this path.
     ///
     /// # Errors
     /// A call's status.
     pub fn new(path: &str) -> Status<Exported> {
-        let properties = CUmemAllocationProp {
-            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
-            requested_handle_types: CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-            location: DEVICE,
-            ..CUmemAllocationProp::default()
-        };
-        let mut handle = CUmemGenericAllocationHandle::NULL;
-        cu!(cuMemCreate, &mut handle, LEN, &raw const properties, 0u64).ok()?;
-        let mut raw = -1;
-        let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-        cu!(
-            cuMemExportToShareableHandle,
-            (&raw mut raw).cast::<std::ffi::c_void>(),
-            handle,
-            kind,
-            0u64
-        )
-        .ok()?;
-        // SAFETY: a new descriptor of ours.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(raw) };
+        let handle = created()?;
+        let descriptor = export(handle)?;
         let listener = UnixListener::bind(path).expect("a socket");
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -115,6 +124,15 @@ impl Exported {
         cu!(cuCtxSynchronize).ok()
     }
 
+    /// Removes its mappings. The handle stays.
+    fn unmap(&self) -> Status {
+        for place in &self.places {
+            cu!(cuMemUnmap, *place, LEN).ok()?;
+            cu!(cuMemAddressFree, *place, LEN).ok()?;
+        }
+        Ok(())
+    }
+
     /// The value that is everywhere, by each mapping; `None` if there are several.
     ///
     /// # Errors
@@ -126,5 +144,49 @@ impl Exported {
         }
         let first = found[0];
         Ok(found.iter().all(|word| *word == first).then_some(first))
+    }
+}
+
+/// Memory that is mapped nowhere between two rounds: the program has a handle only that it once retained from a mapping.
+pub struct Held {
+    handle: CUmemGenericAllocationHandle,
+    round: u32,
+}
+
+impl Held {
+    /// # Errors
+    /// A call's status.
+    pub fn new() -> Status<Held> {
+        let memory = Exported::mapped(created()?)?;
+        memory.write(0)?;
+        let mut handle = CUmemGenericAllocationHandle::NULL;
+        let at = memory.places[0] as usize;
+        cu!(cuMemRetainAllocationHandle, &mut handle, at).ok()?;
+        memory.unmap()?;
+        cu!(cuMemRelease, memory.handle).ok()?;
+        Ok(Held { handle, round: 0 })
+    }
+
+    /// Whether the memory has the value of the last round, also by a descriptor. It gets the next one. The number of the round,
+    /// or `None`: it has another value.
+    ///
+    /// # Errors
+    /// A call's status.
+    pub fn round(&mut self) -> Status<Option<u32>> {
+        let mut again = CUmemGenericAllocationHandle::NULL;
+        let descriptor = export(self.handle)?;
+        let number = descriptor.as_raw_fd() as usize;
+        let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+        cu!(cuMemImportFromShareableHandle, &mut again, number, kind).ok()?;
+        let (mine, imported) = (Exported::mapped(self.handle)?, Exported::mapped(again)?);
+        let before = [mine.read()?, imported.read()?];
+        let is_right = before == [Some(self.round); 2];
+        self.round += 1;
+        imported.write(self.round)?;
+        let is_same = mine.read()? == Some(self.round);
+        mine.unmap()?;
+        imported.unmap()?;
+        cu!(cuMemRelease, imported.handle).ok()?;
+        Ok((is_right && is_same).then_some(self.round))
     }
 }

@@ -41,6 +41,8 @@
 //! - `infer MS`: serves requests for some milliseconds and looks at their results; always has kernels in flight;
 //!   `inferred N` with the number of requests. `infer-registered MS`, at first: the results come to registered memory;
 //!   `infer-call MS`: waits for each request by a host function only;
+//! - `hold`: looks at memory that is mapped nowhere between two rounds, by a retained handle and a descriptor, and changes it;
+//!   `held N` with the number of the round;
 //! - `step ROUNDS`: has kernels count in variables and an instance of a graph launched with other parameters, looks at the
 //!   results; `stepped N` with the number of times. `step-call ROUNDS`: waits by a host function only;
 //! - `wait MS`: launches a host function that takes some milliseconds; `waits`;
@@ -75,7 +77,7 @@ mod tables;
 mod textures;
 
 use constants::Constants;
-use exported::Exported;
+use exported::{Exported, Held};
 use graphs::{Graphs, Unloaded};
 use hosts::Hosts;
 use infer::Infer;
@@ -614,6 +616,7 @@ fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> 
     let mut signal: Option<Signal> = None;
     let mut tables: Option<Tables> = None;
     let mut exported: Option<Exported> = None;
+    let mut held: Option<Held> = None;
     say("started");
     for line in lines {
         let (command, text) = line.split_once(' ').unwrap_or((&line, "0"));
@@ -787,6 +790,12 @@ fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> 
                     return Ok(false);
                 };
                 say(&format!("inferred {requests}"));
+            }
+            "hold" => {
+                let Some(round) = again(&mut held, Held::new, Held::round)? else {
+                    return Ok(false);
+                };
+                say(&format!("held {round}"));
             }
             "step" | "step-call" => {
                 let calls = command == "step-call";
