@@ -45,8 +45,8 @@ pub struct Physical {
     exportable: bool,
     imported: bool,
     exported: AtomicBool,
-    /// Its descriptor, if an earlier server had created or imported it: this one has imported it by that, and a driver does
-    /// not export what it has imported.
+    /// Its descriptor, if an earlier server had created or imported it. This server has imported it, and drivers do not export
+    /// imported memory.
     descriptor: Option<OwnedFd>,
 }
 
