@@ -11,22 +11,19 @@ Needs JAX and PyTorch. Prints a table as Markdown: rounds per second, of all pro
 and the device memory that is used meanwhile. Exit status 1 when an answer was wrong or a program was lost.
 """
 import argparse
-import concurrent.futures
-import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 
 import systems
-from systems import Failure, Processes, make_system, read_line
+from measure import nvidia_smi
+from systems import Failure, Processes, make_system
 
-CLIENTS = pathlib.Path(__file__).resolve().parents[2] / "tests" / "gpu" / "outlive_clients.py"
-# Seconds until a program must be ready, and for one round.
-START, ROUND = 120, 60
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "gpu"))
+import outlive  # noqa: E402
+
 # Seconds of work before the measurement: servers for single programs are started in it.
 AHEAD = 3
 
@@ -44,58 +41,24 @@ TITLES = systems.SYSTEM_TITLES | {"turns": "mpsshim, turns"}
 NAMES = ["native", "nvidia", "mpsshim", "turns"]
 
 
-class Client:
-    """A program that makes rounds without a pause."""
-
-    def __init__(self, name, system, processes):
-        self.name, self.done = name, 0
-        self.process = processes.start([sys.executable, str(CLIENTS), name], system.env(), stdin=subprocess.PIPE)
-        if (line := read_line(self.process, START)) != "started":
-            raise Failure(f"{name} did not begin: {line}")
-        self.over, self.failure = threading.Event(), ""
-        self.thread = threading.Thread(target=self.work, daemon=True)
-
-    def work(self):
-        try:
-            while not self.over.is_set():
-                self.process.stdin.write("round\n")
-                self.process.stdin.flush()
-                if (answer := read_line(self.process, ROUND)) != "ok":
-                    raise Failure(answer)
-                self.done += 1
-        except (Failure, OSError) as failure:
-            self.failure = f"{self.name}: {failure}"
-
-
-def memory_used():
-    """Device memory in use, MiB."""
-    said = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
-                          capture_output=True, text=True, timeout=20, check=True)
-    return int(said.stdout.splitlines()[0])
-
-
-def measure(system, processes, names, seconds):
-    """Rounds per second of each program, and the memory in use, MiB."""
-    with concurrent.futures.ThreadPoolExecutor(len(names)) as pool:
-        clients = list(pool.map(lambda name: Client(name, system, processes), names))
+def measure(system, processes, names, options):
+    """Rounds per second of each program, and the device memory in use, MiB."""
+    rounds = [outlive.Rounds(client, 0, 0) for client in outlive.start(system, processes, options, names)]
     try:
-        for client in clients:
-            client.thread.start()
         time.sleep(AHEAD)
-        before, began = [client.done for client in clients], time.monotonic()
-        time.sleep(seconds)
+        before, began = [one.done for one in rounds], time.monotonic()
+        time.sleep(options.seconds)
         took = time.monotonic() - began
-        rates = [(client.done - done) / took for client, done in zip(clients, before)]
-        used = memory_used()
+        rates = [(one.done - done) / took for one, done in zip(rounds, before)]
+        if not (used := nvidia_smi("memory.used")):
+            raise Failure("nvidia-smi does not say how much memory is in use")
     finally:
-        for client in clients:
-            client.over.set()
-        for client in clients:
-            client.thread.join()
-            processes.end(client.process)
-    if failures := [client.failure for client in clients if client.failure]:
+        for one in rounds:
+            one.end()
+            processes.end(one.client.process)
+    if failures := [f"{one.client.name}: {one.answer}" for one in rounds if not one.answer.startswith("ok")]:
         raise Failure("; ".join(failures))
-    return rates, used
+    return rates, int(used)
 
 
 def cell(clients, runs):
@@ -144,7 +107,7 @@ def main():
                     system.start()
                     for row, clients in rows.items():
                         try:
-                            measured = measure(system, processes, clients, options.seconds)
+                            measured = measure(system, processes, clients, options)
                             found.setdefault((row, name), []).append(measured)
                         except Failure as failure:
                             print(f"{row}, {TITLES[name]}: {failure}", file=sys.stderr)

@@ -265,13 +265,21 @@ class Daemon(System):
                 pids += parse_pids(file.read())
         return pids
 
+    def servers(self):
+        """Process ids of the servers."""
+        return parse_pids(self.command("get_server_list"))
+
+    def kill_servers(self):
+        for pid in self.servers():
+            os.kill(pid, signal.SIGKILL)
+
     def pids(self):
-        servers = parse_pids(self.command("get_server_list"))
+        servers = self.servers()
         self.known.update(servers)
         return self.daemon_pids() + servers
 
     def check_used(self):
-        servers = parse_pids(self.command("get_server_list"))
+        servers = self.servers()
         self.known.update(servers)
         if not any(parse_pids(self.command("get_client_list", str(server))) for server in servers):
             raise Failure("the client runs, but no server knows it")
@@ -282,7 +290,7 @@ class Daemon(System):
         self.running = False
         try:
             self.known.update(self.daemon_pids())
-            self.known.update(parse_pids(self.command("get_server_list")))
+            self.known.update(self.servers())
             self.command("quit", timeout=20)
         except Failure as failure:
             print(f"{self.name}: {failure}; killing it", file=sys.stderr)
@@ -342,6 +350,11 @@ class Mpsshim(Daemon):
 
     def command(self, *words, timeout=10):
         return self.processes.run([self.control, *words], self.daemon_env(), timeout)
+
+    def restart_servers(self):
+        """Replaces one server after the other. Returns the command's answer for each server of which a program stayed."""
+        said = {pid: self.command("restart_server", str(pid), timeout=120).strip() for pid in self.servers()}
+        return {pid: text for pid, text in said.items() if not text.isdigit()}
 
     def start(self):
         if not os.path.exists(self.library):

@@ -12,7 +12,8 @@
 //   M  a memset of 40 MiB                            S  twenty memsets of 4 KiB
 //   A  an allocation and a free of 4 MiB             P  a graph of two memsets
 // ORDER: `one` lets one graph with conditional nodes run at a time, by a lock; `events` orders them by events; `alone` lets
-// nothing else run meanwhile; `upload` lets them run beside each other, each with an upload ahead of it. Prints a line; exit status 1 if a call failed.
+// nothing else run meanwhile; `upload` lets them run beside each other, and uploads each before its launch. Prints a line; exit
+// status 1 if a call failed.
 
 #include <atomic>
 #include <cerrno>
@@ -243,7 +244,7 @@ int main(int argc, char **argv) {
                        (order.empty() || order == "one" || order == "events" || order == "alone" || order == "upload");
     const double seconds = argc > 3 ? std::atof(argv[3]) : 4;
     if (threads.empty() || !known || seconds <= 0 || argc > 5) {
-        std::fprintf(stderr, "usage: conditional PTX THREADS [SECONDS] [one|events|alone]; THREADS: letters of LNBCIMSAP\n");
+        std::fprintf(stderr, "usage: conditional PTX THREADS [SECONDS] [one|events|alone|upload]; THREADS: letters of LNBCIMSAP\n");
         return 2;
     }
     std::ifstream file(argv[1]);

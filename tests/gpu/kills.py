@@ -25,7 +25,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benches" / "gpu"))
-from systems import SYSTEM_TITLES, Failure, Processes, make_system, parse_pids, read_line, show_log  # noqa: E402
+from systems import SYSTEM_TITLES, Failure, Processes, make_system, read_line, show_log  # noqa: E402
 
 VERIFIERS = 3
 # After this without a first line from a victim, or an end from a verifier, the system is taken for wedged.
@@ -57,7 +57,7 @@ def device_memory():
 
 def held(system):
     """What the system's servers hold: descriptors, mappings, and MiB of the device."""
-    servers = parse_pids(system.command("get_server_list"))
+    servers = system.servers()
     descriptors = sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in servers)
     mappings = 0
     for pid in servers:

@@ -17,7 +17,6 @@ import collections
 import functools
 import os
 import pathlib
-import signal
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benches" / "gpu"))
 from systems import Failure, read_line, running  # noqa: E402
-from wander import bonds_by_pid, servers_of  # noqa: E402
+from wander import bonds_by_pid  # noqa: E402
 
 # Seconds for one answer, with a pause for the next server.
 PATIENCE = 60
@@ -202,21 +201,12 @@ def await_portable(system, rows):
         row.bonds[reason] += 1
 
 
-def kill(system):
-    """Kills all servers: programs with loops have servers of their own."""
-    for pid in servers_of(system):
-        os.kill(pid, signal.SIGKILL)
-
-
 def restart(system):
     """Replaces all servers. Returns how many had a program that stayed."""
-    stayed = 0
-    for pid in servers_of(system):
-        said = system.command("restart_server", str(pid), timeout=120).strip()
-        if not said.isdigit():
-            print(f"restart_server {pid}: {said}", file=sys.stderr)
-            stayed += 1
-    return stayed
+    stayed = system.restart_servers()
+    for pid, said in stayed.items():
+        print(f"restart_server {pid}: {said}", file=sys.stderr)
+    return len(stayed)
 
 
 def is_chosen(name, options):
@@ -247,7 +237,8 @@ def run(system, options):
             row.longest = 0.0
         turn = turns[at % len(turns)]
         if turn == "kill":
-            kill(system)
+            # All of them: programs with loops have servers of their own.
+            system.kill_servers()
         elif turn == "restart":
             stayed += restart(system)
         done[turn] += 1

@@ -24,7 +24,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benches" / "gpu"))
-from systems import Failure, Processes, make_system, parse_pids, read_line  # noqa: E402
+from systems import Failure, Processes, make_system, read_line  # noqa: E402
 
 # A client answers within this time, also while a server is replaced.
 PATIENCE = 120
@@ -67,7 +67,7 @@ def orders(system, clients, start, options, draw):
     until = time.monotonic() + options.seconds
     while moves.total() < options.moves and time.monotonic() < until and not any(client.wrong for client in clients):
         if killed < options.kills and moves.total() >= (killed + 1) * options.moves / (options.kills + 1):
-            for pid in parse_pids(system.command("get_server_list"))[-1:]:
+            for pid in system.servers()[-1:]:
                 os.kill(pid, signal.SIGKILL)
             killed += 1
             time.sleep(draw.random() * 0.3)
@@ -78,7 +78,7 @@ def orders(system, clients, start, options, draw):
         command = draw.choice(["suspend_client", "suspend_client", "resume_client"])
         client = draw.choice(clients)
         try:
-            server = str(parse_pids(system.command("get_server_list"))[-1])
+            server = str(system.servers()[-1])
             system.command(command, server, str(client.process.pid), "-t", "1", timeout=60)
             moves[command] += 1
         except IndexError:

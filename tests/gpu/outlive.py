@@ -31,7 +31,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benches" / "gpu"))
-from systems import SYSTEM_TITLES, Failure, Processes, keep_logs, make_system, parse_pids, read_line  # noqa: E402
+from systems import SYSTEM_TITLES, Failure, Processes, keep_logs, make_system, read_line  # noqa: E402
 
 # A client that has not answered after this is lost.
 PATIENCE = 30
@@ -71,21 +71,14 @@ def fault(system, processes, build, _):
     processes.end(faulty.process)
 
 
-def servers_of(system):
-    """All of them: a client with loops may have a server of its own."""
-    return parse_pids(system.command("get_server_list"))
-
-
 def kill(system, *_):
-    """The servers' end."""
-    for pid in servers_of(system):
-        os.kill(pid, signal.SIGKILL)
+    """The end of all servers: a client with loops may have a server of its own."""
+    system.kill_servers()
 
 
 def restart(system):
     """`restart_server` for each server under clients that work all the time; what it says where it fails."""
-    said = [system.command(f"restart_server {pid}", timeout=60).strip() for pid in servers_of(system)]
-    return "; ".join(text for text in said if not text.isdigit())
+    return "; ".join(system.restart_servers().values())
 
 
 def ask_without_pause(clients, act):
@@ -226,7 +219,7 @@ def drill(system, processes, options):
             time.sleep(options.peace + chance.uniform(1, 2))
             for one in rounds:
                 one.usual, one.slowest = max(one.usual, one.slowest), 0.0
-            servers = servers_of(system)
+            servers = system.servers()
             begun = [one.begun for one in rounds]
             said = ""
             if faulty:

@@ -150,7 +150,7 @@ def check_all(check, samples, native, shim, copies):
 
 
 def clients(shim):
-    servers = systems.parse_pids(shim.command("get_server_list"))
+    servers = shim.servers()
     return [client for server in servers for client in systems.parse_pids(shim.command("get_client_list", str(server)))]
 
 

@@ -27,7 +27,7 @@ import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benches" / "gpu"))
-from systems import Failure, Processes, keep_logs, make_system, parse_pids, read_line  # noqa: E402
+from systems import Failure, Processes, keep_logs, make_system, read_line  # noqa: E402
 
 # Seconds for one round, with a pause for the next server.
 PATIENCE = 60
@@ -127,17 +127,13 @@ def await_portable(system, programs, seconds):
     return set(programs) - set(bound)
 
 
-def servers_of(system):
-    return parse_pids(system.command("get_server_list"))
-
-
 def kill(system):
-    for pid in servers_of(system)[-1:]:
+    for pid in system.servers()[-1:]:
         os.kill(pid, signal.SIGKILL)
 
 
 def restart(system):
-    said = system.command("restart_server", str(servers_of(system)[-1]), timeout=120).strip()
+    said = system.command("restart_server", str(system.servers()[-1]), timeout=120).strip()
     if not said.splitlines()[0].isdigit():
         print(f"restart_server: {said}", file=sys.stderr)
 

@@ -167,13 +167,11 @@ fn run(session: &Session, runner: &Runner) {
             }
             arrived.store(0, Ordering::Relaxed);
             pages::observe(session);
-            let position = replay::position(session);
             if let Ok((function, data)) = function(token) {
                 // SAFETY: the program's function with the program's data, when its turn has come.
-                unsafe { function(data as *mut _) };
+                replay::run_function(session, || unsafe { function(data as *mut _) });
             }
             pages::observe(session);
-            replay::note_function(session, position);
             session.flag(slot + RETURNED).store(1, Ordering::Release);
             let mut state = runner.state.lock();
             state.outstanding = state.outstanding.saturating_sub(1);

@@ -128,11 +128,11 @@ fn run(session: &Session, slot: u32, queue: &Queue) {
         drop(state);
         let arrived = wait::wait(session, slot + ARRIVED, value, Policy::HostFunction);
         pages::observe(session);
-        let position = replay::position(session);
-        work.run(arrived.err().unwrap_or(CUDA_SUCCESS));
+        replay::run_function(session, || {
+            work.run(arrived.err().unwrap_or(CUDA_SUCCESS));
+        });
         // The next work of the stream sees its changes.
         pages::observe(session);
-        replay::note_function(session, position);
         session.host_function_returned(slot, value);
         state = queue.state.lock();
     }

@@ -56,19 +56,17 @@ fn publish(session: &Session, _: Seen) {
     point.fetch_max(ring.position(), Ordering::AcqRel);
 }
 
-/// The position in the ring, to be taken before a host function runs, behind which the program may act on what it learns from it.
-pub fn position(session: &Session) -> u64 {
-    session.header().head.0.load(Ordering::Acquire)
-}
-
-/// A host function has run at this position. If nothing is in flight then, and no message comes behind it, the server notes the
-/// point of rest.
+/// Runs a host function. If nothing is in flight at its end, and no command comes behind those that were submitted before it
+/// began, the server notes the point of rest.
 ///
 /// Takes no lock: a thread that submits may keep the ring until the next function of the same stream has returned.
-pub fn note_function(session: &Session, position: u64) {
+pub fn run_function(session: &Session, function: impl FnOnce()) {
+    let header = session.header();
+    // Read first: the program may submit more as soon as the function tells it to, and that may be complete when it returns.
+    let position = header.head.0.load(Ordering::Acquire);
+    function();
     if wish() != 0 {
-        let progress = &session.header().replay.0;
-        progress.seen.fetch_max(position, Ordering::AcqRel);
+        header.replay.0.seen.fetch_max(position, Ordering::AcqRel);
     }
 }
 

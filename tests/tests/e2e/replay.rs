@@ -66,28 +66,40 @@ fn repeats_after_kills(request: &str) {
     survivor.end();
 }
 
+/// A program that changes variables and a graph in each step, and waits as `request` says, with the number of its steps.
+fn stepper(place: &Place, request: &str) -> (Survivor, u32) {
+    let mut survivor = Survivor::start_with_replay(place);
+    assert_eq!(survivor.ask(&format!("{request} 10")), "stepped 1");
+    (survivor, 1)
+}
+
 /// Variables and graphs are those of the last wait when the commands since run again.
 #[test]
 fn variables_and_graphs_that_have_changed_since_are_changed_again() {
+    changed_again("step", (6, 200), false);
+}
+
+/// Kills the server until the work of such a program has run again so often, by so many kills at most. `may_be_lost`: also at a
+/// kill amid a step.
+fn changed_again(request: &str, (times, most): (usize, u64), may_be_lost: bool) {
     let place = daemon();
-    let begin = || {
-        let mut survivor = Survivor::start_with_replay(&place);
-        assert_eq!(survivor.ask("step 10"), "stepped 1");
-        (survivor, 1)
-    };
-    let ((mut survivor, mut steps), mut kills) = (begin(), 0);
+    let ((mut survivor, mut steps), mut kills) = (stepper(&place, request), 0);
     // Whether a kill finds work in flight depends on the machine.
-    while repeated(&place) < 6 {
-        assert!(kills < 200, "{}", place.log("server.log"));
+    while repeated(&place) < times {
+        assert!(kills < most, "{}", place.log("server.log"));
         if !is_portable_soon(&place, &mut survivor) {
-            (survivor, steps) = begin();
+            (survivor, steps) = stepper(&place, request);
             wait_until_portable(&place, 1);
         }
         (kills, steps) = (kills + 1, steps + 1);
-        survivor.say("step 4000");
+        survivor.say(&format!("{request} 4000"));
         std::thread::sleep(Duration::from_micros(kills * 7_919 % 60_000));
         end_server(&place);
         let (answer, log) = (survivor.program.line(), place.log("server.log"));
+        if may_be_lost && answer.starts_with(RPC_FAILURE) {
+            (survivor, steps) = stepper(&place, request);
+            continue;
+        }
         assert_eq!(answer, format!("stepped {steps}"), "{log}");
     }
     if is_portable_soon(&place, &mut survivor) {
@@ -157,11 +169,6 @@ fn a_fault_of_another_client_repeats_work_in_flight() {
 fn a_client_whose_work_has_run_again_survives_the_second_fault() {
     for request in ["step", "step-call"] {
         let place = daemon_with(&[("MPSSHIM_QUARANTINE", "off")]);
-        let begin = || {
-            let mut survivor = Survivor::start_with_replay(&place);
-            assert_eq!(survivor.ask(&format!("{request} 10")), "stepped 1");
-            (survivor, 1)
-        };
         let again = |survivor: &Survivor| {
             let said = format!(
                 "commands of client {{PID: {}, Context ID: ",
@@ -171,7 +178,8 @@ fn a_client_whose_work_has_run_again_survives_the_second_fault() {
             let lines = log.lines().filter(|line| line.contains(&said));
             lines.filter(|line| line.contains("ran again")).count()
         };
-        let ((mut survivor, mut steps), mut rounds, mut survived) = (begin(), 0, 0);
+        let (mut survivor, mut steps) = stepper(&place, request);
+        let (mut rounds, mut survived) = (0, 0);
         while survived < 3 {
             assert!(rounds < 40, "{}", place.log("server.log"));
             rounds += 1;
@@ -190,7 +198,7 @@ fn a_client_whose_work_has_run_again_survives_the_second_fault() {
                 is_lost = is_lost || !is_portable_soon(&place, &mut survivor);
             }
             if is_lost {
-                (survivor, steps) = begin();
+                (survivor, steps) = stepper(&place, request);
             } else if again(&survivor) > before {
                 survived += 1;
             }
@@ -283,32 +291,7 @@ fn programs_that_learn_from_host_functions_alone_go_on() {
 /// Also with variables and graphs, which are not saved while there is work that may have to run again.
 #[test]
 fn variables_are_saved_behind_host_functions() {
-    let place = daemon();
-    let begin = || {
-        let mut survivor = Survivor::start_with_replay(&place);
-        assert_eq!(survivor.ask("step-call 10"), "stepped 1");
-        (survivor, 1)
-    };
-    let ((mut survivor, mut steps), mut kills) = (begin(), 0u64);
-    while repeated(&place) < 6 {
-        assert!(kills < 100, "{}", place.log("server.log"));
-        let mut is_lost = !is_portable_soon(&place, &mut survivor);
-        if !is_lost {
-            (kills, steps) = (kills + 1, steps + 1);
-            survivor.say("step-call 4000");
-            std::thread::sleep(Duration::from_micros(kills * 7_919 % 60_000));
-            end_server(&place);
-            let answer = survivor.program.line();
-            is_lost = answer.starts_with(RPC_FAILURE);
-            assert!(is_lost || answer == format!("stepped {steps}"), "{answer}");
-        }
-        if is_lost {
-            (survivor, steps) = begin();
-        }
-    }
-    if is_portable_soon(&place, &mut survivor) {
-        survivor.end();
-    }
+    changed_again("step-call", (6, 100), true);
 }
 
 #[test]

@@ -271,10 +271,7 @@ pub fn physical_export(
             let copied = kept.try_clone_to_owned();
             copied.map_err(|_| CUDA_ERROR_OPERATING_SYSTEM)?
         }
-        None => {
-            let (driver, raw) = (&shared.gpu.driver, allocation.raw);
-            devices::export_as(driver, raw, (body.kind, body.flags))?
-        }
+        None => devices::export_with(&shared.gpu.driver, allocation.raw, body.flags)?,
     };
     let is_first = allocation.note_exported();
     let key = session.objects.virtual_memory.key_of(body.handle);

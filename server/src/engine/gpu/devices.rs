@@ -63,23 +63,20 @@ pub struct Grant {
 /// # Errors
 /// Driver errors.
 pub fn export(driver: &Driver, handle: CUmemGenericAllocationHandle) -> Result<OwnedFd, CUresult> {
-    export_as(
-        driver,
-        handle,
-        (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0),
-    )
+    export_with(driver, handle, 0)
 }
 
-/// As [`export`], with this kind of handle, which must be a descriptor, and these flags.
+/// As [`export`], with flags, of which drivers know none so far.
 ///
 /// # Errors
 /// As [`export`].
-pub fn export_as(
+pub fn export_with(
     driver: &Driver,
     handle: CUmemGenericAllocationHandle,
-    (kind, flags): (u32, u64),
+    flags: u64,
 ) -> Result<OwnedFd, CUresult> {
     let mut raw = -1;
+    let kind = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
     driver.memory.mem_export(&mut raw, handle, kind, flags)?;
     if raw < 0 {
         return Err(CUDA_ERROR_OPERATING_SYSTEM);

@@ -110,7 +110,7 @@ fn repeat(
     session.shared.description.journal().set_owed(false);
     match work(shared, &mut session, until) {
         Ok(()) => {
-            await_saved(shared, &mut session);
+            await_saved(shared, &mut session, until);
             tracing::info!(
                 "{count} commands of client {} ran again, in {} ms",
                 session.shared.info,
@@ -125,9 +125,10 @@ fn repeat(
     }
 }
 
-/// Saves a session whose work is complete, as soon as its client has seen that: the work of the next one may fault.
-fn await_saved(shared: &Shared, session: &mut Session) {
-    let until = Instant::now() + SEEN;
+/// Saves a session whose work is complete, as soon as its client has seen that, `until` at most: the work of the next one may
+/// fault.
+fn await_saved(shared: &Shared, session: &mut Session, until: Instant) {
+    let until = until.min(Instant::now() + SEEN);
     while !session.inbox.held.any()
         && !shared.gpu.is_lost()
         && !session.save_if_awaited(shared)

@@ -13,6 +13,7 @@ use crate::keeper::{self, Name};
 use mpsshim_api::cuda::CUresult;
 use mpsshim_proto::ring::ALIGN;
 use mpsshim_proto::segment::reached;
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
@@ -190,19 +191,35 @@ impl Session {
     }
 }
 
+/// Ranges of addresses, and where they lie elsewhere: length and other start, by the start.
+pub type Ranges = BTreeMap<u64, (u64, u64)>;
+
+/// The address elsewhere, if it lies in one of these ranges, or the same one.
+pub fn translated(ranges: &Ranges, address: u64) -> u64 {
+    match ranges.range(..=address).next_back() {
+        Some((start, (len, other))) if address - start < *len => other + (address - start),
+        _ => address,
+    }
+}
+
 impl Lasting {
     /// Translates an address that the client uses to the present one: a variable may have moved since the previous
     /// server.
     #[inline]
     pub fn place_of(&self, address: u64) -> u64 {
-        if self.moved.is_empty() {
-            return address;
+        match self.moved.is_empty() {
+            true => address,
+            false => translated(&self.moved, address),
         }
-        let below = self.moved.range(..=address).next_back();
-        match below {
-            Some((start, (len, now))) if address - start < *len => now + (address - start),
-            _ => address,
-        }
+    }
+
+    /// The addresses by which the client knows the variables that have moved, by their present ones, for [`translated`]. For a
+    /// single address, [`Lasting::known_as`] does it.
+    pub fn known_by_place(&self) -> Ranges {
+        // Of several, the lowest, as for a single address.
+        let moved = self.moved.iter().rev();
+        let known = moved.map(|(known, (len, now))| (*now, (*len, *known)));
+        known.collect()
     }
 
     /// Translates a present address back to the address that the client knows: the inverse of [`Lasting::place_of`].

@@ -597,6 +597,14 @@ fn again<T>(
 
 /// Carries out commands, and says what came of each.
 fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> {
+    // What came of a round: its number, or nothing if something was wrong.
+    let says = |what: &str, done: Status<Option<u32>>| -> Status<bool> {
+        let done = done?;
+        if let Some(number) = done {
+            say(&format!("{what} {number}"));
+        }
+        Ok(done.is_some())
+    };
     let mut state = State::new()?;
     let mut sparse: Option<Sparse> = None;
     let mut timed: Option<Timer> = None;
@@ -704,80 +712,72 @@ fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> 
                 say(&format!("destroyed, {} left", one.destroy()?));
             }
             "replay" => {
-                let done = again(&mut graphs, || Graphs::new(state.fill), |own| own.round())?;
-                let Some(round) = done else {
+                let done = again(&mut graphs, || Graphs::new(state.fill), |own| own.round());
+                if !says("replayed", done)? {
                     return Ok(false);
-                };
-                say(&format!("replayed {round}"));
+                }
             }
             "loop" => {
                 let done = again(
                     &mut loops,
                     || Loops::new(state.streams[0]),
                     |own| own.round(),
-                )?;
-                let Some(round) = done else {
+                );
+                if !says("looped", done)? {
                     return Ok(false);
-                };
-                say(&format!("looped {round}"));
+                }
             }
             "host" => {
                 let done = again(
                     &mut hosts,
                     || Hosts::new(state.streams[0]),
                     |own| own.round(),
-                )?;
-                let Some(round) = done else {
+                );
+                if !says("hosted", done)? {
                     return Ok(false);
-                };
-                say(&format!("hosted {round}"));
+                }
             }
             "pool" => {
                 let done = again(
                     &mut pools,
                     || Pools::new(state.streams[1]),
                     |own| own.round(),
-                )?;
-                let Some(round) = done else {
+                );
+                if !says("pooled", done)? {
                     return Ok(false);
-                };
-                say(&format!("pooled {round}"));
+                }
             }
             "register" => {
                 let done = again(
                     &mut registered,
                     || Registered::new(state.fill, state.streams[0]),
                     |own| own.round(),
-                )?;
-                let Some(round) = done else {
+                );
+                if !says("registered", done)? {
                     return Ok(false);
-                };
-                say(&format!("registered {round}"));
+                }
             }
             "texture" => {
-                let done = again(&mut textures, Textures::new, |own| own.round())?;
-                let Some(round) = done else {
+                let done = again(&mut textures, Textures::new, |own| own.round());
+                if !says("textured", done)? {
                     return Ok(false);
-                };
-                say(&format!("textured {round}"));
+                }
             }
             "part" => {
-                let done = again(&mut parts, Parts::new, |own| own.round())?;
-                let Some(round) = done else {
+                let done = again(&mut parts, Parts::new, |own| own.round());
+                if !says("parted", done)? {
                     return Ok(false);
-                };
-                say(&format!("parted {round}"));
+                }
             }
             "table" => {
                 let done = again(
                     &mut tables,
                     || Tables::new(state.streams[1]),
                     |own| own.round(),
-                )?;
-                let Some(round) = done else {
+                );
+                if !says("tabled", done)? {
                     return Ok(false);
-                };
-                say(&format!("tabled {round}"));
+                }
             }
             "infer" | "infer-registered" | "infer-call" => {
                 let (registers, calls) = (command == "infer-registered", command == "infer-call");
@@ -785,17 +785,15 @@ fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> 
                     &mut infer,
                     || Infer::new(state.fill, state.streams, registers),
                     |own| own.serve(argument, 100, calls),
-                )?;
-                let Some(requests) = done else {
+                );
+                if !says("inferred", done)? {
                     return Ok(false);
-                };
-                say(&format!("inferred {requests}"));
+                }
             }
             "hold" => {
-                let Some(round) = again(&mut held, Held::new, Held::round)? else {
+                if !says("held", again(&mut held, Held::new, Held::round))? {
                     return Ok(false);
-                };
-                say(&format!("held {round}"));
+                }
             }
             "step" | "step-call" => {
                 let calls = command == "step-call";
@@ -803,11 +801,10 @@ fn run(lines: impl Iterator<Item = String>, say: impl Fn(&str)) -> Status<bool> 
                     &mut steps,
                     || Steps::new(state.fill, state.streams[0]),
                     |own| own.step(argument, calls),
-                )?;
-                let Some(count) = done else {
+                );
+                if !says("stepped", done)? {
                     return Ok(false);
-                };
-                say(&format!("stepped {count}"));
+                }
             }
             "count" => {
                 let mut counting = match counter.take() {

@@ -13,6 +13,7 @@ use crate::engine::calls::reply::Reply;
 use crate::engine::objects::arrays::RawArray;
 use crate::engine::objects::graphs::Owner;
 use crate::engine::session::Session;
+use crate::engine::session::portable::translated;
 use crate::engine::threads::shared::Shared;
 use mpsshim_api::cuda::*;
 use mpsshim_proto::message::Object;
@@ -95,9 +96,12 @@ pub fn graph_node_get(session: &mut Session, shared: &Shared, body: Object) -> R
 
 /// Replaces addresses of variables that have moved since an earlier server by those that the client knows.
 fn show_known_addresses(session: &Session, does: &mut [u8]) {
+    if session.lasting.moved.is_empty() {
+        return;
+    }
+    let known = session.lasting.known_by_place();
     for word in does.as_chunks_mut::<8>().0 {
-        let known = session.lasting.known_as(u64::from_le_bytes(*word));
-        *word = known.to_le_bytes();
+        *word = translated(&known, u64::from_le_bytes(*word)).to_le_bytes();
     }
 }
 

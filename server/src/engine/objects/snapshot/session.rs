@@ -153,11 +153,11 @@ impl Session {
         if !self.wants_snapshot() {
             return true;
         }
-        self.note_rest(&shared.gpu);
-        let may = !self.has_unawaited()
-            && !self.has_work_in_flight(&shared.gpu)
-            && self.shared.is_at_rest()
-            && shared.lanes.snapshots.reserve();
+        if self.has_work_in_flight(&shared.gpu) || !self.shared.is_at_rest() {
+            return false;
+        }
+        self.note_rest_here();
+        let may = !self.has_unawaited() && shared.lanes.snapshots.reserve();
         if may {
             self.save(shared);
             shared.lanes.snapshots.release();
